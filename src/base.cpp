@@ -13,7 +13,8 @@ namespace {
 // The log goes to stderr: stdout belongs to results (tables, JSON) that users pipe on.
 spdlog::logger& logger() {
   static const auto instance = [] {
-    auto made = std::make_shared<spdlog::logger>("elastickv", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto made =
+        std::make_shared<spdlog::logger>("elastickv", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_pattern("%Y-%m-%d %H:%M:%S.%e %^%l%$ %v");
     return made;
   }();
@@ -23,13 +24,14 @@ spdlog::logger& logger() {
 }  // namespace
 
 void check_failed(const char* expression, std::string_view reason, std::source_location at) {
-  std::fprintf(stderr, "%s:%u: bug: %.*s (%s is false)\n", at.file_name(), unsigned(at.line()), int(reason.size()),
-               reason.data(), expression);
+  std::fprintf(stderr, "%s:%u: bug: %.*s (%s is false)\n", at.file_name(), unsigned(at.line()),
+               int(reason.size()), reason.data(), expression);
   std::abort();
 }
 
 int64_t SteadyClock::now_us() const {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 

@@ -13,8 +13,8 @@
 //
 // Number format `fixed8`: a vector x of one token and KV head lies on the grid 2^(k - 15) with
 //   k = the smallest integer in [-9, 15] with max|x| * 2^(15 - k) < 32632
-//   t = fp16(clamp(rint(x * 2^(15 - k)), +-32624)), TARGET = t * 2^(k - 15)    exact in fp16; -0 is stored as +0
-//   u = t + 128, base = u >> 8, low = u & 255;   BASE reads as base * 2^(k - 7)
+//   t = fp16(clamp(rint(x * 2^(15 - k)), +-32624)), TARGET = t * 2^(k - 15)    exact in fp16; -0 is stored as
+//   +0 u = t + 128, base = u >> 8, low = u & 255;   BASE reads as base * 2^(k - 7)
 // K is rotated by an orthonormal Hadamard matrix over head_dim before the grid, and so is Q.
 
 #include <cstddef>
@@ -85,7 +85,9 @@ struct KvShape {
 struct PairEntry {
   int32_t even = -1, odd = -1;
   EKV_HOST_DEVICE constexpr bool is_base() const { return even < -1; }
-  EKV_HOST_DEVICE constexpr int even_page() const { return is_base() ? int32_t(uint32_t(even) & 0x7fffffffu) : even; }
+  EKV_HOST_DEVICE constexpr int even_page() const {
+    return is_base() ? int32_t(uint32_t(even) & 0x7fffffffu) : even;
+  }
   bool operator==(const PairEntry&) const = default;
 };
 constexpr uint32_t kBasePair = 0x80000000u;  // set in PairEntry::even; page ids stay below 2^31 - 1

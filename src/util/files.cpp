@@ -1,25 +1,27 @@
 #include "util/files.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <fmt/format.h>
 
 namespace ekv {
 namespace {
 
 Error io_error(const std::filesystem::path& path) {
-  return {errno == ENOENT ? Error::not_found : Error::io, fmt::format("{}: {}", path.string(), std::strerror(errno)),
+  return {errno == ENOENT ? Error::not_found : Error::io,
+          fmt::format("{}: {}", path.string(), std::strerror(errno)),
           {}};
 }
 
 class FileDescriptor {
  public:
-  explicit FileDescriptor(const std::filesystem::path& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  explicit FileDescriptor(const std::filesystem::path& path)
+      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
   FileDescriptor(const FileDescriptor&) = delete;
   ~FileDescriptor() {
     if (fd_ >= 0) ::close(fd_);
@@ -64,7 +66,8 @@ Result<std::string> read_file(const std::filesystem::path& path, size_t max_byte
   const Result<size_t> size = file_size(file, path);
   if (!size) return size.error();
   if (*size > max_bytes)
-    return Error{Error::too_large, fmt::format("{}: {} bytes, more than {}", path.string(), *size, max_bytes), {}};
+    return Error{
+        Error::too_large, fmt::format("{}: {} bytes, more than {}", path.string(), *size, max_bytes), {}};
   std::string text(*size, '\0');
   size_t done = 0;
   while (done < text.size()) {

@@ -1,7 +1,8 @@
 #include "util/json.h"
 
-#include <cmath>
 #include <fmt/format.h>
+
+#include <cmath>
 
 namespace ekv {
 namespace {
@@ -68,7 +69,8 @@ Result<int64_t> int_member(const Json& object, const char* key, int64_t fallback
 Result<double> number_member(const Json& object, const char* key, double fallback) {
   const Json& value = member(object, key);
   if (value.is_null()) return fallback;
-  if (!value.is_number() || !std::isfinite(value.get<double>())) return bad_member(key, "a finite number", value);
+  if (!value.is_number() || !std::isfinite(value.get<double>()))
+    return bad_member(key, "a finite number", value);
   return value.get<double>();
 }
 

@@ -1,0 +1,71 @@
+#pragma once
+// backend.h -- what a device must do, and all of it: two calls per step.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "elastickv/block_table.h"
+#include "elastickv/config.h"
+#include "elastickv/request.h"
+
+namespace ekv {
+
+class Model;
+
+struct BackendInfo {
+  std::string name;   // "cpu", "sim", "cuda"
+  int num_pages = 0;  // pages in the KV pool
+};
+
+// One row of logits that the step needs.
+struct SampleRow {
+  int32_t row = 0;            // row of the packed batch
+  TokenId target = -1;        // >= 0: no sampling, report the logprobs of this token (a prompt token)
+  int32_t output_index = 0;   // index of the token to sample in the sequence's output; keys the random draw
+  int32_t num_logprobs = -1;  // alternatives to report; -1: no logprobs
+  const SamplingParams* params = nullptr;
+  std::span<const TokenId> tokens;  // prompt and output so far, for penalties
+  int32_t num_prompt = 0;           // how many of them are prompt
+};
+
+// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns.
+struct StepInput {
+  std::span<const TokenId> tokens;     // [n]
+  std::span<const int32_t> positions;  // [n]
+  std::span<const Slot> slot_mapping;  // [n] where each token's K and V are written
+  std::span<const int32_t> q_start;    // [s + 1] chunk i is rows q_start[i]..q_start[i + 1]
+  std::span<const int32_t> kv_len;     // [s] keys visible to the chunk's last row
+  BlockTableView block_table;          // [s][max_pairs]
+  std::span<const SampleRow> sample_rows;
+};
+
+struct SampledRow {
+  TokenId token = -1;  // sampled, or the row's target
+  bool valid = true;   // false: the logits were not finite; the sequence must fail
+  std::optional<TokenLogprobs> logprobs;
+};
+
+struct StepOutput {
+  std::vector<SampledRow> rows;  // [sample_rows]
+};
+
+// Called once a step, so virtual calls cost nothing; there is no per-operation interface, so a backend is free
+// to fuse, to capture graphs, or to compute nothing. Engine thread only.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const BackendInfo& info() const = 0;
+  virtual void submit(const StepInput& input) = 0;
+  virtual const StepOutput& collect() = 0;  // valid until the next submit
+};
+
+struct CpuOptions {
+  int threads = 0;  // 0: all cores the process may use
+};
+// The reference: real models with the same pages and pairs as the GPU. `model` outlives the backend.
+Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
+                                                  const CpuOptions& options);
+
+}  // namespace ekv

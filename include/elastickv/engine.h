@@ -1,0 +1,97 @@
+#pragma once
+// engine.h -- the step loop and nothing else. Requests come in through a mailbox, tokens leave through a
+// listener.
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "elastickv/backend.h"
+#include "elastickv/config.h"
+#include "elastickv/kv_manager.h"
+#include "elastickv/scheduler.h"
+#include "elastickv/sequence.h"
+#include "sched/pack_step.h"
+#include "util/mailbox.h"
+
+namespace ekv {
+
+// What one step did and how things stand after it; for metrics and the step log.
+struct StepRecord {
+  int64_t start_us = 0, plan_us = 0, device_us = 0,
+          end_us = 0;  // Clock time; durations of two phases; Clock time
+  int num_prefill_tokens = 0, num_decode_tokens = 0;
+  int num_running = 0, num_waiting = 0;
+  int num_admitted = 0, num_preempted = 0;
+  int num_recomputed = 0;  // tokens whose KV was given up by preemption in this step
+  int prefix_query_tokens = 0, prefix_hit_tokens = 0;  // of the sequences admitted in this step
+  int free_pages = 0, cached_pages = 0, total_pages = 0;
+};
+
+// Called on the engine thread; must not block and must not call back into the engine, except Engine::cancel.
+class EngineListener {
+ public:
+  virtual ~EngineListener() = default;
+  virtual void on_event(SeqEvent event) = 0;
+  virtual void on_step(const StepRecord& record) = 0;
+};
+
+class Engine {
+ public:
+  // `clock` and `listener` outlive the engine.
+  Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, const Clock& clock,
+         EngineListener& listener);
+  ~Engine();
+
+  // Any thread. A request that can never fit is refused at once; otherwise events with this id follow until one
+  // carries a finish reason.
+  Result<SeqId> submit(Request request);
+  void cancel(SeqId id);      // any thread; unknown and finished ids are ignored
+  void reset_prefix_cache();  // any thread; takes effect before the next step
+
+  // Engine thread.
+  bool step();                                            // false: there was nothing to run
+  void wait_for_work(std::chrono::milliseconds at_most);  // returns when a command arrived, or after the time
+  bool idle() const { return sequences_.empty() && mailbox_.empty(); }
+  void fail_all(const std::string& reason);  // ends every sequence with FinishReason::error
+  void check_integrity() const;              // aborts when a page or a reference is lost
+
+  const EngineConfig& config() const { return config_; }
+  const KvManager& kv() const { return kv_; }
+
+ private:
+  struct NewSequence {
+    SeqId id;
+    Request request;
+  };
+  struct Cancel {
+    SeqId id;
+  };
+  struct ResetPrefixCache {};
+  using Command = std::variant<NewSequence, Cancel, ResetPrefixCache>;
+
+  void accept_commands();
+  void view_sequences();
+  void deliver(const StepOutput& output);
+  void deliver_row(Sequence& sequence, const SampledRow& row);
+  void finish(Sequence& sequence, FinishReason reason, SeqEvent event);
+  void report(int64_t start_us, int64_t planned_us, int64_t device_done_us);
+  Status refuse(const Request& request) const;
+
+  EngineConfig config_;
+  std::unique_ptr<Backend> backend_;
+  const Clock& clock_;
+  EngineListener& listener_;
+  KvManager kv_;
+  SequenceTable sequences_;
+  Mailbox<Command> mailbox_;
+  std::atomic<uint64_t> next_id_{1};
+  std::vector<SeqView> running_, waiting_;  // of the step being planned
+  StepPlan plan_;
+  PackedStep packed_;
+  StepRecord record_;
+};
+
+}  // namespace ekv

@@ -1,0 +1,30 @@
+#pragma once
+// pack_step.h -- plan + block tables -> flat arrays. Small loops; the arrays keep their capacity between steps.
+
+#include <vector>
+
+#include "elastickv/backend.h"
+#include "elastickv/sequence.h"
+#include "elastickv/step.h"
+
+namespace ekv {
+
+struct PackedStep {
+  std::vector<TokenId> tokens;
+  std::vector<int32_t> positions;
+  std::vector<Slot> slot_mapping;
+  std::vector<int32_t> q_start, kv_len;
+  std::vector<PairEntry> table;
+  int max_pairs = 0;
+  std::vector<SampleRow> sample_rows;
+  std::vector<SeqId> sample_seqs;  // [sample_rows] whose row it is
+
+  StepInput view() const;
+};
+
+// `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks;
+// rows of prompt logprobs come before the sampled row of their chunk. Points into `sequences` until they
+// change.
+void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packed);
+
+}  // namespace ekv
