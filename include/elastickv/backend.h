@@ -43,12 +43,13 @@ struct StepInput {
 
 struct SampledRow {
   TokenId token = -1;  // sampled, or the row's target
-  bool valid = true;   // false: the logits were not finite; the sequence must fail
   std::optional<TokenLogprobs> logprobs;
 };
 
 struct StepOutput {
-  std::vector<SampledRow> rows;  // [sample_rows]
+  std::vector<SampledRow> rows;         // [sample_rows]
+  std::vector<int32_t> invalid_chunks;  // chunks whose keys, values or logits were not finite: their sequences
+                                        // must fail, their rows mean nothing; ascending, each once
 };
 
 // Called once a step, so virtual calls cost nothing; there is no per-operation interface, so a backend is free

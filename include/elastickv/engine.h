@@ -72,13 +72,15 @@ class Engine {
   struct ResetPrefixCache {};
   using Command = std::variant<NewSequence, Cancel, ResetPrefixCache>;
 
+  Status refuse(const Request& request) const;
   void accept_commands();
   void view_sequences();
+  void count_plan();
   void deliver(const StepOutput& output);
-  void deliver_row(Sequence& sequence, const SampledRow& row);
+  void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row);
+  FinishReason finish_reason(const Sequence& sequence) const;
   void finish(Sequence& sequence, FinishReason reason, SeqEvent event);
-  void report(int64_t start_us, int64_t planned_us, int64_t device_done_us);
-  Status refuse(const Request& request) const;
+  void report(int64_t start_us, int64_t planned_us);
 
   EngineConfig config_;
   std::unique_ptr<Backend> backend_;
@@ -87,6 +89,7 @@ class Engine {
   KvManager kv_;
   SequenceTable sequences_;
   Mailbox<Command> mailbox_;
+  std::vector<Command> commands_;  // of the step being run
   std::atomic<uint64_t> next_id_{1};
   std::vector<SeqView> running_, waiting_;  // of the step being planned
   StepPlan plan_;
