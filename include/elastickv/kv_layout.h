@@ -7,15 +7,22 @@
 //   BASE slot    K then V, one byte per value, 32 tokens, then 64 exponents  (a pair; same size)
 //   low plane    [layer][kv_head] K then V, one byte per value, 32 tokens    (a pair; what the host keeps)
 //
-// The order of bytes inside a slot serves the kernels (swizzle against bank conflicts). Whoever reads or writes
-// a slot asks target_at, base_at, exponent_at and low_at, and may rely on this alone: the 8 values of a TARGET
-// row that start at a multiple of 8 lie side by side.
+// The order of bytes inside a slot serves the kernels: a swizzle against bank conflicts, and in BASE slots and
+// the low plane the order in which a warp's matrix loads hand bytes to its tensor cores. Whoever reads or
+// writes a slot asks target_at, base_at, exponent_at and low_at, and may rely on this alone: the 8 values of a
+// TARGET row that start at a multiple of 8 lie side by side, and the 16 of a BASE row that start at a multiple
+// of 16 fill one aligned 16-byte chunk (in the order of in_chunk).
 //
 // Number format `fixed8`: a vector x of one token and KV head lies on the grid 2^(k - 15) with
 //   k = the smallest integer in [-9, 15] with max|x| * 2^(15 - k) < 32632
-//   t = fp16(clamp(rint(x * 2^(15 - k)), +-32624)), TARGET = t * 2^(k - 15)    exact in fp16; -0 is stored as
-//   +0 u = t + 128, base = u >> 8, low = u & 255;   BASE reads as base * 2^(k - 7)
+//   t = fp16(clamp(rint(x * 2^(15 - k)), +-32624))
+//   TARGET = t * 2^(k - 15), exact in fp16; -0 is stored as +0
+//   u = t + 128, base = u >> 8 (int8), low = u & 255
+//   BASE reads as base * 2^(k - 7)
 // K is rotated by an orthonormal Hadamard matrix over head_dim before the grid, and so is Q.
+//
+// Number format `e5m2` (the paper's): base and low are the high and low byte of the fp16 value, BASE reads as
+// (base << 8) | e5m2::kFill, the exponents are unused.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +60,15 @@ struct KvShape {
   }
   // Byte offset inside a BASE slot of the high byte of (part, token 0..31, dim).
   EKV_HOST_DEVICE constexpr size_t base_at(int part, int token, int dim) const {
-    return size_t(part) * kPairTokens * head_dim + tiled(kPairTokens, token, dim, head_dim);
+    return size_t(part) * kPairTokens * head_dim +
+           tiled(kPairTokens, token, (dim & ~15) + in_chunk(part, dim & 15), head_dim);
+  }
+  // Place of dim 0..15 of a 16-dim group inside its 16-byte chunk of a BASE row. A matrix load gives lane i of
+  // a quad 4 bytes of a key row: dims 2i, 2i + 1, 2i + 8, 2i + 9, which are its share of the mma operand. The
+  // transposed load of values gives lane i 2 bytes of each of two rows: dims i and i + 8.
+  EKV_HOST_DEVICE static constexpr int in_chunk(int part, int dim) {
+    const int half = dim / 8, in_half = dim % 8;
+    return part == kKey ? in_half / 2 * 4 + half * 2 + in_half % 2 : in_half * 2 + half;
   }
   // Byte offset inside a BASE slot of the int8 exponent k of (part, token 0..31).
   EKV_HOST_DEVICE constexpr size_t exponent_at(int part, int token) const {
@@ -98,6 +113,10 @@ struct PairJob {
   int32_t even = -1, odd = -1;
   bool operator==(const PairJob&) const = default;
 };
+
+namespace e5m2 {
+constexpr uint8_t kFill = 0x80;  // the missing low byte reads as the middle of its range
+}  // namespace e5m2
 
 namespace fixed8 {
 constexpr int kMinExponent = -9, kMaxExponent = 15;

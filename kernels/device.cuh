@@ -1,0 +1,157 @@
+#pragma once
+// device.cuh -- what every kernel uses: reductions, 16-byte access, matrix loads, mma, asynchronous copies.
+//
+// The wrappers name one PTX instruction each (PTX ISA 8.x); what they need of the operands stands with them.
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ekv {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// ---- reductions; every lane (thread) gets the result. The order is fixed, so the result is reproducible.
+
+template <class T, class Op>
+__device__ __forceinline__ T warp_reduce(T x, Op op) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(kAllLanes, x, offset));
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+  return warp_reduce(x, [](float a, float b) { return a + b; });
+}
+__device__ __forceinline__ float warp_max(float x) {
+  return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// Over a whole block of full warps, at most 1024 threads. `scratch`: 32 elements in shared memory, free again
+// after the call.
+template <class T, class Op>
+__device__ __forceinline__ T block_reduce(T x, T identity, T* scratch, Op op) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+  x = warp_reduce(x, op);
+  if (lane == 0) scratch[warp] = x;
+  __syncthreads();
+  x = warp_reduce(lane < warps ? scratch[lane] : identity, op);
+  __syncthreads();
+  return x;
+}
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+  return block_reduce(x, 0.0f, scratch, [](float a, float b) { return a + b; });
+}
+__device__ __forceinline__ float block_max(float x, float* scratch) {
+  return block_reduce(x, -INFINITY, scratch, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// ---- 16 bytes at once. The address is a multiple of 16.
+
+struct alignas(16) Half8 {
+  __half2 pair[4];
+};
+__device__ __forceinline__ uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
+__device__ __forceinline__ void store16(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
+
+// ---- shared memory
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The transpose of an 8x8 matrix of 16-bit elements that lies in the warp as ldmatrix would have loaded it.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// d += a (16x16, row) * b (16x8, col), fp16 in, fp32 out.
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
+  const __half2 h = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&h);
+}
+
+// 2^x, flushing to zero; -inf gives 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- asynchronous copies to shared memory
+
+__device__ __forceinline__ void cp_async16(uint32_t to_shared, const void* from_global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from_global) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `kPending` of this thread's latest groups are under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// An mbarrier counts arrivals and bytes; its phase bit flips when both are complete.
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes the initialised barriers visible to the copy engine.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n"
+      "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra again;\n\t}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+}
+
+// Copies `bytes` (addresses and size multiples of 16) and counts them on `barrier`.
+__device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from_global, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   to_shared),
+               "l"(from_global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// Orders this thread's ordinary accesses to shared memory before later ones of the copy engine or wgmma.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif
+
+}  // namespace ekv
