@@ -28,7 +28,10 @@ bool Engine::step() {
   // 2. Policy: what to run. Pure: reads counts, writes a plan.
   view_sequences();
   plan_step(config_.scheduler, running_, waiting_, kv_.budget(), plan_);
-  if (plan_.empty()) return false;
+  if (plan_.empty()) {
+    report(start_us, start_us);  // commands may have ended sequences
+    return false;
+  }
 
   // 3. Bookkeeping: pages, reference counts, block tables, queues. From here on the plan is a fact.
   count_plan();
@@ -73,7 +76,7 @@ Status Engine::refuse(const Request& request) const {
                     "for one output token",
                     prompt, config_.max_model_len),
         "prompt"};
-  const int most = std::min(prompt + request.sampling.max_tokens, config_.max_model_len);
+  const int most = prompt + std::min(request.sampling.max_tokens, config_.max_model_len - prompt);
   // The last output token is never written to the cache.
   if (ceil_div(most - 1, kBlockTokens) > kv_.num_pages())
     return Error{Error::too_large,

@@ -18,7 +18,8 @@
 
 namespace ekv {
 
-// What one step did and how things stand after it; for metrics and the step log.
+// What one step did and how things stand after it; for metrics and the step log. A step that found nothing to run
+// reports too, with zero tokens.
 struct StepRecord {
   int64_t start_us = 0, plan_us = 0, device_us = 0,
           end_us = 0;  // Clock time; durations of two phases; Clock time

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Everything a machine needs, and the program and model that quickstart.sh and test.sh share:
+#   build/release/elastickv            the program, Release
+#   models/smollm2-135m-instruct       the default model
+#   .venv                              Python for scripts and tests; nothing at run time
+# Idempotent. Needs the network only for what is not there yet. Starts nothing.
+#   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+run_packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates curl python3 python3-venv
+  libcpp-httplib-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libpcre2-dev libutf8proc-dev
+  prometheus-cpp-dev libdnnl-dev libxxhash-dev)
+dev_packages=(libgtest-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev)
+packages=("${run_packages[@]}")
+if [[ ${1:-} == --dev ]]; then packages+=("${dev_packages[@]}"); fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  step "Installing ${#missing[@]} Debian packages: ${missing[*]}"
+  sudo=(); if ((EUID != 0)); then
+    command -v sudo >/dev/null || fail "these packages are missing and neither root nor sudo is at hand: ${missing[*]}"
+    sudo=(sudo)
+  fi
+  "${sudo[@]}" apt-get update -q || fail "apt-get update failed; is this machine online?"
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" ||
+    fail "apt-get could not install: ${missing[*]}"
+else
+  step "Debian packages: all ${#packages[@]} are installed"
+fi
+
+stamp=.venv/requirements.sha256
+wanted=$(sha256sum scripts/requirements.txt | cut -d' ' -f1)
+if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+  step "Installing Python packages into .venv (scripts/requirements.txt)"
+  [[ -x .venv/bin/python ]] || python3 -m venv .venv || fail "python3 -m venv .venv failed"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt ||
+    fail "pip could not install scripts/requirements.txt; is this machine online?"
+  echo "$wanted" > "$stamp"
+else
+  step "Python packages: up to date"
+fi
+
+step "Default model: models/smollm2-135m-instruct"
+.venv/bin/python scripts/fetch_model.py || fail "the default model could not be fetched (message above)"
+
+step "Building build/release/elastickv"
+configure=(cmake --preset release)
+if [[ ${1:-} != --dev ]]; then configure+=(-DEKV_TESTS=OFF -DEKV_BENCH=OFF); else configure+=(-DEKV_TESTS=ON -DEKV_BENCH=ON); fi
+mkdir -p build
+"${configure[@]}" > build/configure.log 2>&1 || { tail -n 20 build/configure.log >&2; fail "cmake failed: build/configure.log"; }
+cmake --build build/release || fail "the build failed (messages above)"
+[[ -x build/release/elastickv ]] || fail "build/release/elastickv is missing after the build"

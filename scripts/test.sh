@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test. Ends with the summary of the Release run; any failure ends it earlier.
+#   scripts/test.sh            everything, as CI runs it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+started=$SECONDS
+step() { printf '\n== [%3d s] %s\n' "$((SECONDS - started))" "$*"; }
+fail() { printf 'test: %s\n' "$*" >&2; exit 1; }
+
+scripts/setup.sh --dev
+
+step "Taste: scripts/check.sh"
+scripts/check.sh
+
+# sanitized PRESET CTEST_ARGS...: build a sanitizer preset and run a part of the tests in it
+sanitized() {
+  local preset=$1; shift
+  step "Building preset $preset"
+  cmake --preset "$preset" > "build/configure-$preset.log" 2>&1 || { tail -n 20 "build/configure-$preset.log"; fail "cmake failed"; }
+  cmake --build "build/$preset"
+  step "Tests under $preset"
+  ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"
+}
+sanitized dev -LE 'slow|model'
+sanitized tsan -L 'e2e|core'
+
+step "Fuzzers, 10 s each"
+scripts/fuzz.sh 10
+
+if command -v nvcc >/dev/null; then
+  step "CUDA code for sm_80 and sm_90a"
+  cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="80-real;90a-real" > build/configure-cuda.log 2>&1 ||
+    { tail -n 20 build/configure-cuda.log; fail "cmake failed"; }
+  cmake --build build/cuda --target ekv_kernels
+  scripts/check_kernels.sh build/cuda
+else
+  step "CUDA code: no nvcc on this machine, not compiled"
+fi
+
+step "Every test, Release"
+ctest --test-dir build/release --output-on-failure -j2
