@@ -1,0 +1,136 @@
+"""Many clients at once, small pools, clients that leave: what the scheduler and the KV manager must hold end to end."""
+
+import concurrent.futures
+import random
+import socket
+import struct
+import time
+
+import pytest
+import requests
+
+WORDS = "river stone lantern harbour winter orchard engine violet mountain paper signal copper garden thunder".split()
+
+
+def prompt_of(index, words=12):
+    rng = random.Random(index)
+    return f"Story {index}: the " + " ".join(rng.choice(WORDS) for _ in range(words)) + " and then"
+
+
+def greedy(client, prompt, max_tokens, **arguments):
+    arguments = {"model": "smollm2", "prompt": prompt, "temperature": 0, "max_tokens": max_tokens} | arguments
+    if not arguments.get("stream"):
+        answer = client.completions.create(**arguments)
+        return answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+    chunks = list(client.completions.create(stream_options={"include_usage": True}, **arguments))
+    finishes = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+    assert len(finishes) == 1
+    return "".join(c.choices[0].text for c in chunks if c.choices), finishes[0], chunks[-1].usage.completion_tokens
+
+
+def together(count, job):
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return list(pool.map(job, range(count)))
+
+
+def test_64_streams_equal_their_solo_runs(server, client):
+    solo = [greedy(client, prompt_of(i), 16) for i in range(64)]
+    assert together(64, lambda i: greedy(client, prompt_of(i), 16, stream=True)) == solo
+    server.wait_idle()
+
+
+def test_penalties_stay_with_their_request(client):
+    """SAM-1."""
+    jobs = [dict(prompt=prompt_of(1), extra_body={"repetition_penalty": 2.0})] + \
+           [dict(prompt=prompt_of(i, words=30)) for i in range(2, 9)]
+    solo = [greedy(client, max_tokens=20, **job) for job in jobs]
+    assert together(8, lambda i: greedy(client, max_tokens=20, **jobs[i])) == solo
+    assert together(8, lambda i: greedy(client, max_tokens=20, **jobs[7 - i])) == solo[::-1]
+
+
+def test_preemption_is_invisible(start, client):
+    """SCH-3: eight greedy requests on a pool that forces preemptions equal their runs on a large one."""
+    small = start("--num-gpu-blocks-override", "48", "--max-num-batched-tokens", "256", "--max-model-len", "512")
+    jobs = [dict(prompt=prompt_of(i, words=80), extra_body={"ignore_eos": True, "frequency_penalty": 1.0 if i < 2 else 0.0})
+            for i in range(8)]
+    wanted = [greedy(client, max_tokens=64, **job) for job in jobs]
+    assert all(tokens == 64 for _, _, tokens in wanted)
+    other = small.client()
+    assert together(8, lambda i: greedy(other, max_tokens=64, stream=True, **jobs[i])) == wanted
+    assert small.metric("vllm:num_preemptions_total") > 0
+    small.wait_idle()
+
+
+def test_request_larger_than_the_pool_is_refused_and_blocks_nobody(start):
+    """SCH-1: pool 50 pages of 16 tokens, context 800 tokens that cannot be served whole."""
+    small = start("--num-gpu-blocks-override", "50", "--max-model-len", "800")
+    url = small.url + "/v1/completions"
+    body = {"model": "smollm2", "temperature": 0, "ignore_eos": True}
+    big = requests.post(url, json=body | {"prompt": [500] * 1000, "max_tokens": 8}, timeout=10)
+    assert big.status_code == 400 and "1000" in big.json()["error"]["message"]
+
+    def job(i):
+        if i == 0:
+            return requests.post(url, json=body | {"prompt": [500] * 700, "max_tokens": 99}, timeout=120)
+        return requests.post(url, json=body | {"prompt": [600 + i] * 40, "max_tokens": 8}, timeout=120)
+
+    answers = together(6, job)
+    assert [a.status_code for a in answers] == [200] * 6
+    assert [a.json()["choices"][0]["finish_reason"] for a in answers] == ["length"] * 6
+    small.wait_idle()
+
+
+def test_cached_prefix_gives_the_same_answer(start):
+    """PFX-1 and PFX-3: lengths around the block and pair size, three times each, with eviction pressure between."""
+    small = start("--num-gpu-blocks-override", "40", "--max-model-len", "512", "--enable-prompt-tokens-details")
+    client = small.client()
+    ids = [1000 + (37 * i) % 9000 for i in range(160)]
+    for length in (15, 16, 17, 31, 32, 33, 48, 64, 65):
+        runs = []
+        for _ in range(3):
+            answer = client.completions.create(model="smollm2", prompt=ids[:length], temperature=0, max_tokens=1)
+            details = answer.usage.prompt_tokens_details
+            assert (details.cached_tokens if details else 0) <= length - 1
+            runs.append(answer.choices[0].text)
+        assert len(set(runs)) == 1
+        longer = client.completions.create(model="smollm2", prompt=ids[: length + 16], temperature=0, max_tokens=1)
+        cached = longer.usage.prompt_tokens_details
+        assert (cached.cached_tokens if cached else 0) >= (length - 1) // 32 * 32
+    cold = greedy(client, ids[:96], 8)
+    for round in range(10):
+        greedy(client, [2000 + (round * 31 + i) % 9000 for i in range(400)], 1)
+        assert greedy(client, ids[:96], 8) == cold
+    small.wait_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves_frees_its_pages(server, stream, reset):
+    """CAN-1: closed after 50 ms by FIN or RST; nothing runs on for nobody."""
+    body = b'{"model":"smollm2","prompt":"The sea is","max_tokens":4000,"ignore_eos":true,"stream":%s}' % (
+        b"true" if stream else b"false")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    sockets = []
+    for _ in range(25):
+        s = socket.create_connection(("127.0.0.1", server.port))
+        s.sendall(head + body)
+        sockets.append(s)
+    time.sleep(0.05)
+    for s in sockets:
+        if reset:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        s.close()
+    server.wait_idle(seconds=20)
+
+
+def test_drain_on_sigterm(start):
+    """A stream that runs at SIGTERM ends whole; the server exits with 0."""
+    draining = start("--shutdown-timeout", "60")
+    client = draining.client()
+    stream = client.completions.create(model="smollm2", prompt="The sea is", max_tokens=60, temperature=0, stream=True,
+                                       extra_body={"ignore_eos": True})
+    chunks = [next(iter(stream))]
+    draining.process.terminate()
+    chunks += list(stream)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert draining.process.wait(timeout=60) == 0
