@@ -125,16 +125,18 @@ def test_minus_infinity_is_not_json(client):
 
 
 def test_logit_bias_forces_and_bans(client):
-    choice = complete(client, max_tokens=1, logprobs=1).choices[0]
-    first = choice.logprobs.tokens[0]
-    banned = None
-    for token_id in range(100, 3000):
-        forced = complete(client, max_tokens=1, logit_bias={str(token_id): 100}).choices[0].text
-        assert forced != first or token_id == banned
-        break
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(client, logit_bias={"99999999999": 1})
-    assert refused.value.param == "logit_bias"
+    """PAR-1."""
+    def first_token(**arguments):
+        return complete(client, max_tokens=1, extra_body={"return_token_ids": True}, **arguments).choices[0].token_ids[0]
+
+    likely = first_token()
+    assert first_token(logit_bias={str(likely): -100}) != likely
+    other = likely + 1
+    assert first_token(logit_bias={str(other): 100}) == other
+    for bad in ({"99999999999": 1}, {"-1": 5}, {"abc": 1}, {"5": 101}, {str(10**6): 1}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(client, logit_bias=bad)
+        assert refused.value.param == "logit_bias"
 
 
 def test_errors_carry_type_param_and_status(client):
