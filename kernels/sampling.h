@@ -1,0 +1,96 @@
+#pragma once
+// sampling.h -- logits to tokens, without sorting the vocabulary.
+//
+// For row r with logits l and settings s = params[r], in this order (the semantics are vLLM's):
+//
+//   logprob   raw[i] = l[i] - log(sum_j exp(l[j])): of the logits as they come, before anything below
+//   bias      x[i] = l[i] + every bias of token i in the row's list; -INFINITY bans a token
+//   penalties of the row's counts, if it has any: n = times generated, seen = in the prompt or generated
+//             seen: x[i] = x[i] > 0 ? x[i] / repetition : x[i] * repetition
+//             x[i] -= frequency * n + (n > 0 ? presence : 0)
+//   greedy    temperature < 1e-5: the token is the first largest x
+//   sampled   z = x / temperature, then three cuts, each on what the one before left:
+//             min-p   keep z[i] >= max z + log(min_p)
+//             top-k   keep z[i] >= the k-th largest
+//             top-p   keep i if the probability of all tokens with a larger z is less than top_p
+//             the token is the first largest z[i] - log(E[i]) of the kept: a draw with probability softmax(z)
+//   E[i]      = -log(1 - v), v = min((w + 0.5) / 2^32, 1 - 2^-24), w = word i % 4 of Philox4x32-10 with
+//             key (seed, seed >> 32), counter (i / 4, output_index, 0, 0)
+//
+// Equal z stand or fall together, so a cut may keep more tokens than k; nothing depends on the order of tokens,
+// on the other rows or on the launch, and the same row gives the same token bit for bit.
+//
+// Error:  z to 3 steps of fp32; probabilities in the top-p cut to 2^-31 of the largest one; a logprob to
+//         4e-6 + 2^-22 |logprob|. A draw whose two best differ by less than 1e-5 may fall to either.
+// Range:  a NaN or +INFINITY among l, or no token left (all banned): status says so and token is -1.
+//         -INFINITY in l means probability 0.
+// Source: Gumbel-max: Gumbel 1954; Philox: Salmon et al., SC 2011.
+// Order:  asynchronous on `stream`, allocates nothing. Alias: logits are not changed.
+
+#include "kernels/element.h"
+
+namespace ekv {
+
+constexpr float kGreedyTemperature = 1e-5f;  // below it a row is greedy
+constexpr int kMaxTopLogprobs = 20;
+
+struct SamplingParams {
+  uint64_t seed = 0;
+  uint32_t output_index = 0;  // tokens generated before this one
+  float temperature = 1;
+  float top_p = 1;    // (0, 1]; 1: off
+  float min_p = 0;    // [0, 1]; 0: off
+  int32_t top_k = 0;  // 0: off
+  float repetition = 1;
+  float presence = 0;
+  float frequency = 0;
+  int32_t count_slot = -1;  // row of `counts`; -1: no penalties
+  int32_t num_top = -1;     // -1: no logprobs; 0: of the token; n <= kMaxTopLogprobs: and of the n likeliest
+  int32_t bias_begin = 0, bias_end = 0;  // the row's part of bias_tokens and bias_values
+
+  constexpr bool greedy() const { return temperature < kGreedyTemperature; }
+  constexpr bool truncates() const { return !greedy() && (top_k > 0 || top_p < 1 || min_p > 0); }
+};
+
+enum class SampleStatus : int32_t { ok, non_finite, nothing_left };
+
+struct SampleArgs {
+  const void* logits = nullptr;  // [num_rows][vocab] of `element`, rows `row_stride` elements apart
+  Element element = Element::fp32;
+  int num_rows = 0;                        // 0 launches nothing
+  int vocab = 0;                           // at most 2^20
+  int row_stride = 0;                      // >= vocab; a multiple of 8 lets loads be 16 bytes wide
+  const SamplingParams* params = nullptr;  // [num_rows]
+  const int32_t* bias_tokens = nullptr;    // [..] bans (min_tokens, bad words) and the request's logit_bias
+  const float* bias_values = nullptr;      // [..]
+  const uint16_t* counts = nullptr;  // [slots][vocab] see launch_count_tokens; nullptr: no row has penalties
+  bool any_truncates = true;  // false: no row truncates(), and the launches for those that do are left out
+  bool any_top = true;        // false: no row has num_top > 0
+  void* workspace = nullptr;  // sampling_workspace_bytes(), contents irrelevant, not shared by concurrent calls
+
+  int32_t* tokens = nullptr;       // [num_rows]
+  SampleStatus* status = nullptr;  // [num_rows]
+  float* logprobs = nullptr;       // [num_rows] raw logprob of the token where num_top >= 0
+  int32_t* top_tokens = nullptr;   // [num_rows][kMaxTopLogprobs] likeliest first, equal ones by token
+  float* top_logprobs = nullptr;   // [num_rows][kMaxTopLogprobs]; both may be nullptr when any_top is false
+};
+size_t sampling_workspace_bytes(int max_rows, int vocab);
+void launch_sample(const SampleArgs& args, cudaStream_t stream);
+
+// Token counts for the penalties: bit 15 = in the prompt, bits 0 to 14 = times generated (stops at 32767).
+// One update adds tokens[begin, prompt_end) as prompt and tokens[prompt_end, end) as generated to `slot`.
+struct CountUpdate {
+  int32_t slot = 0;
+  int32_t begin = 0, prompt_end = 0, end = 0;
+  bool clear = false;  // empty the slot first: a new sequence, or one that starts again
+};
+struct CountArgs {
+  uint16_t* counts = nullptr;            // [slots][vocab], vocab even
+  const int32_t* tokens = nullptr;       // each in [0, vocab); others are ignored
+  const CountUpdate* updates = nullptr;  // [num_updates], no slot twice
+  int num_updates = 0;                   // 0 launches nothing
+  int vocab = 0;
+};
+void launch_count_tokens(const CountArgs& args, cudaStream_t stream);
+
+}  // namespace ekv
