@@ -102,22 +102,14 @@ void Engine::accept_commands() {
 // Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
 void Engine::view_sequences() {
   running_.clear();
-  for (const Sequence* s : sequences_.running())
-    running_.push_back({.id = s->id,
-                        .num_tokens = s->num_tokens(),
-                        .num_computed = s->num_computed,
-                        .num_pages = s->blocks.num_pages()});
+  for (const Sequence* s : sequences_.running()) running_.push_back(kv_.view(*s));
   waiting_.clear();
   const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
   int uncached_tokens = 0;
   for (const Sequence* s : sequences_.waiting()) {
     if (waiting_.size() == places || uncached_tokens >= config_.scheduler.max_step_tokens) break;
-    const PrefixHit hit = kv_.lookup(*s);
-    uncached_tokens += s->num_tokens() - hit.num_tokens;
-    waiting_.push_back({.id = s->id,
-                        .num_tokens = s->num_tokens(),
-                        .num_cached = hit.num_tokens,
-                        .num_cached_free = hit.num_free_pages});
+    waiting_.push_back(kv_.view(*s));
+    uncached_tokens += s->num_tokens() - waiting_.back().num_cached;
   }
 }
 

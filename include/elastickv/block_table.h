@@ -20,10 +20,13 @@ struct PairRef {
 
 struct BlockTable {
   std::vector<PairRef> pairs;
-  int num_pages() const {
-    int pages = 0;
-    for (const PairRef& pair : pairs) pages += (pair.even != kNoPage) + (pair.odd != kNoPage);
-    return pages;
+  int num_cached = 0;  // leading pairs that are in the prefix cache
+
+  // Blocks covered by pages. Only the last pair can lack its odd block; a BASE pair holds both in one page.
+  int num_blocks() const {
+    const bool half =
+        !pairs.empty() && pairs.back().fidelity == Fidelity::target && pairs.back().odd == kNoPage;
+    return 2 * int(pairs.size()) - half;
   }
 };
 

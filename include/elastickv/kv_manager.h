@@ -2,7 +2,6 @@
 // kv_manager.h -- makes a plan a fact: pages, block tables, prefix cache. Mechanism only; never decides.
 
 #include <span>
-#include <vector>
 
 #include "elastickv/page_pool.h"
 #include "elastickv/prefix_cache.h"
@@ -10,12 +9,6 @@
 #include "elastickv/step.h"
 
 namespace ekv {
-
-// What the scheduler may spend. A copy: the manager has the truth.
-struct KvBudget {
-  int free_pages = 0;  // free now, or freed by evicting cached pairs that nobody uses
-  int total_pages = 0;
-};
 
 struct PrefixHit {
   int num_tokens = 0;      // whole pairs, and at least one token of the sequence is left to compute
@@ -26,31 +19,44 @@ class KvManager {
  public:
   KvManager(const KvConfig& config, int num_pages);
 
-  KvBudget budget() const;
-  PrefixHit lookup(const Sequence& sequence) const;  // no side effects
+  KvBudget budget() const;                           // O(1)
+  PrefixHit lookup(const Sequence& sequence) const;  // no side effects; O(tokens of the hit)
+  // What plan_step() sees of a sequence. A waiting one costs a lookup(), so view only those that may be
+  // admitted; a running one costs O(log pairs) at most.
+  SeqView view(const Sequence& sequence) const;
 
   // Preempted sequences give up their pages; admitted ones take their cached prefix, all of them before any
   // page is allocated, because allocation may evict; then every chunk gets the pages it writes. num_computed of
-  // an admitted sequence becomes its chunk's first_pos. The plan must fit the budget it was made with.
+  // an admitted sequence becomes its chunk's first_pos. The plan must fit the budget it was made with, and
+  // views and budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
   void commit(const StepPlan& plan, SequenceTable& sequences);
 
-  // After the step ran: whole pairs below num_computed become findable.
+  // Whole pairs below num_computed become findable. Only after the step that computed them is done and known
+  // to be good. Where equal content is cached already (two sequences computed the same prompt side by side),
+  // the sequence goes over to the cached pages and frees its own. Otherwise an entry could outlive everybody
+  // who reads it, held by a sequence that has a second copy: up to twice the pages of its length, and a
+  // sequence that fits the pool alone could wait for ever.
   void publish(Sequence& sequence);
-  void release(Sequence& sequence);  // gives back everything; num_computed becomes 0
+  // Gives back everything, the tail before the head, so that eviction shortens cached prefixes from behind.
+  // num_computed becomes 0. Allowed at any time between steps, and for waiting sequences.
+  void release(Sequence& sequence);
 
   // Forgets all cached pairs that no sequence uses.
-  void reset_prefix_cache();
+  void reset_prefix_cache() { cache_.clear(); }
 
   int num_pages() const { return pool_.num_pages(); }
   int num_free_pages() const { return pool_.num_free(); }
   int num_cached_pages() const { return cache_.num_idle_pages(); }  // cached and unused
-  // Page conservation and reference counts, recomputed from the tables; aborts with what is wrong.
+
+  // Page conservation and reference counts, recomputed from the tables of all running sequences; aborts with
+  // what is wrong.
   void check_integrity(std::span<Sequence* const> running) const;
 
  private:
   PageId take_page();
   void attach_prefix(Sequence& sequence, int num_tokens);
-  void extend(Sequence& sequence, int num_tokens);
+  void extend(BlockTable& blocks, int num_tokens);
+  void use_cached(PairRef& pair, CachedPair& entry);
 
   KvConfig config_;
   PagePool pool_;

@@ -19,6 +19,9 @@ class PagePool {
   void retain(PageId page);         // one more reference to a page in use
   void release(PageId page);        // the last reference frees it
 
+  // The invariant, recomputed from scratch; aborts with what is wrong.
+  void check_integrity() const;
+
  private:
   std::vector<int32_t> references_;  // [page]
   std::vector<PageId> free_;         // reused last in, first out: its lines may still be in a cache

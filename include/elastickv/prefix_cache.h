@@ -3,10 +3,11 @@
 
 #include <array>
 #include <list>
+#include <memory_resource>
 #include <span>
 #include <string>
-#include <unordered_map>
-#include <vector>
+#include <string_view>
+#include <unordered_set>
 
 #include "elastickv/base.h"
 #include "elastickv/kv_layout.h"
@@ -24,40 +25,72 @@ struct CachedPair {
   int users = 0;                         // sequences whose block table points here
   int children = 0;                      // entries whose parent this is
   uint64_t hash = 0;
-  std::list<CachedPair*>::iterator idle_position;  // in the eviction order while users and children are 0
+  std::pmr::list<CachedPair>::iterator self;  // its place in one of the cache's two lists
 };
 
-// Invariants: an entry's ancestors are in the cache too; an entry with users or children is never evicted.
-// Entries are at stable addresses. Not thread-safe; engine thread only.
+// Mixes the tokens of a pair into `seed`: the parent's hash, or that of the salt.
+using PairHash = uint64_t (*)(uint64_t seed, std::span<const TokenId> tokens);
+uint64_t hash_pair(uint64_t seed, std::span<const TokenId> tokens);  // xxHash; the same on every machine
+
+// Who uses an entry uses its ancestors, and lets go of it before them. So users never grow from parent to
+// child, and in the order of the last use nobody stands behind his parent: the least recently used idle entry
+// is always a leaf.
+//
+// Invariants: an entry's ancestors are in the cache too; an entry with users is never evicted. Entries are at
+// stable addresses. Memory is recycled: a full cache that evicts as much as it takes in allocates nothing.
+// Not thread-safe; engine thread only.
 class PrefixCache {
  public:
-  explicit PrefixCache(PagePool& pool) : pool_(pool) {}
-  ~PrefixCache();
+  // `pool` outlives the cache. Tests bring a hash that collides.
+  explicit PrefixCache(PagePool& pool, PairHash hash = hash_pair);
+  ~PrefixCache();  // gives back the pages of all entries
   PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The child of `parent` (null: a first pair with this salt) that holds `tokens`, or null. No side effects.
-  CachedPair* find(const CachedPair* parent, std::span<const TokenId> tokens, const std::string& salt) const;
+  // The child of `parent` (null: a first pair with this salt) that holds the 32 `tokens`, or null. No side
+  // effects.
+  CachedPair* find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt) const;
   // Makes an entry for pages that the caller owns; the entry takes its own references. The caller checked with
-  // find() that there is none. Users: 0; call pin().
-  CachedPair& insert(CachedPair* parent, std::span<const TokenId> tokens, const std::string& salt, PageId even,
+  // find() that there is none, and is a user of `parent`. Users: 0; call pin().
+  CachedPair& insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt, PageId even,
                      PageId odd);
   void pin(CachedPair& entry);    // one more sequence uses it
   void unpin(CachedPair& entry);  // one fewer; at 0 the entry may be evicted, last used last
 
-  int num_entries() const { return int(entries_.size()); }
-  int num_idle_pages() const;  // pages that eviction could free in the end: no sequence uses the entry
-  bool evict_one();            // forgets the least recently used idle leaf; false: there is none
-  void clear();                // forgets every entry without users, children first
+  int num_entries() const { return int(index_.size()); }
+  int num_idle_pages() const;  // pages of entries that no sequence uses: eviction can free them all
+  bool evict_one();            // forgets the least recently used idle entry; false: there is none
+  void clear();                // forgets every entry without users
 
   // Every invariant above, recomputed from scratch; aborts with what is wrong. For tests and idle checks.
   void check_integrity() const;
 
  private:
-  struct Hit;
+  struct Key {
+    const CachedPair* parent;
+    std::span<const TokenId> tokens;
+    std::string_view salt;
+    uint64_t hash;
+  };
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const CachedPair* entry) const { return entry->hash; }
+    size_t operator()(const Key& key) const { return key.hash; }
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const CachedPair* a, const CachedPair* b) const { return a == b; }
+    bool operator()(const Key& key, const CachedPair* entry) const;
+    bool operator()(const CachedPair* entry, const Key& key) const { return (*this)(key, entry); }
+  };
+  Key key_of(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt) const;
+  void check_entry(const CachedPair& entry) const;
+
   PagePool& pool_;
-  std::unordered_multimap<uint64_t, std::unique_ptr<CachedPair>> entries_;
-  std::list<CachedPair*> idle_;  // leaves without users, least recently used first
-  int num_used_ = 0;             // entries with users > 0
+  PairHash hash_;
+  std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
+  std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
+  std::pmr::unordered_set<CachedPair*, Hash, Equal> index_;
 };
 
 }  // namespace ekv

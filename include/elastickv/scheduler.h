@@ -4,17 +4,26 @@
 #include <span>
 
 #include "elastickv/config.h"
-#include "elastickv/kv_manager.h"
-#include "elastickv/sequence.h"
 #include "elastickv/step.h"
 
 namespace ekv {
 
-// Continuous batching with chunked prefill. Decodes of running sequences come first, then their unfinished
-// prefills, then waiting sequences in queue order; nobody overtakes the first in line. A running sequence that
-// lacks a page makes the last running one give up its pages (recompute). A step that preempts admits nobody.
-// Admission asks for the whole prompt (config.reserve_full_prompt), so that it and preemption do not chase each
-// other. Same arguments, same plan; `plan` is cleared first and keeps its capacity from step to step.
+// Continuous batching with chunked prefill. Both spans stand in the order of the policy; the plan follows it.
+//
+//   Tokens     each running decode has one set aside; unfinished prefills share the rest in order, then the
+//              admitted. So no prompt, however long, delays a stream by more than one step.
+//   Pages      in running order. A sequence that lacks pages makes the last of those after it give up all of
+//              theirs (recompute), one after the other. Nobody after it left: it is left out of this step.
+//   Admission  in waiting order; nobody overtakes the first in line. A step that preempts or leaves somebody
+//              out admits nobody. With config.reserve_full_prompt a prompt is admitted when all of it fits
+//              beside what the prompts under way still need, so that admission and preemption do not chase
+//              each other; otherwise when its first chunk fits.
+//
+// A lone sequence that fits the pool always runs, and with nobody running the first in line that fits the pool
+// is always admitted: whoever refuses what can never fit has no deadlock. A step may preempt and have no
+// chunks, when pages that victims share with each other become free only by giving up all of them.
+//
+// Same arguments, same plan. `plan` is cleared first and keeps its capacity from step to step.
 void plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
                std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan);
 

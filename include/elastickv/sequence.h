@@ -32,26 +32,17 @@ struct Sequence {
   bool may_use_prefix_cache() const { return request.sampling.prompt_logprobs < 0; }
 };
 
-// What the scheduler sees of a sequence: counts only.
-struct SeqView {
-  SeqId id{};
-  int num_tokens = 0;
-  int num_computed = 0;     // of a waiting sequence: 0
-  int num_pages = 0;        // held now
-  int num_cached = 0;       // waiting: leading tokens found in the prefix cache, whole pairs
-  int num_cached_free = 0;  // waiting: pages of that hit which nobody uses, so taking them spends free pages
-};
-
-// Owns every sequence. Waiting ones stand in order of (priority if the policy says so, arrival, id); running
-// ones in the order in which they may keep their pages: the last is preempted first.
+// Owns every sequence, at stable addresses. Both queues stand in order of (priority if the policy says so,
+// arrival, id): the first waiting is admitted first, the last running is preempted first. A preempted sequence
+// therefore waits in front of everybody who came, or ranks, after it. Finding a place costs O(log n).
 class SequenceTable {
  public:
   explicit SequenceTable(SchedulingPolicy policy) : policy_(policy) {}
 
-  Sequence& add(SeqId id, Request request);
-  Sequence* find(SeqId id);  // null: unknown, or already gone
+  Sequence& add(SeqId id, Request request);  // waiting; the prompt has at least one token, the id is new
+  Sequence* find(SeqId id);                  // null: unknown, or already gone
   Sequence& operator[](SeqId id);
-  void erase(SeqId id);
+  void erase(SeqId id);    // the caller has released its pages
   void admit(SeqId id);    // waiting -> running
   void preempt(SeqId id);  // running -> waiting; the caller has released its pages
 
@@ -60,12 +51,15 @@ class SequenceTable {
   bool empty() const { return by_id_.empty(); }
 
  private:
+  using Queue = std::vector<Sequence*>;
   bool before(const Sequence& a, const Sequence& b) const;
-  void insert_sorted(std::vector<Sequence*>& queue, Sequence& sequence);
+  Queue::iterator place(Queue& queue, const Sequence& sequence) const;
+  void insert(Queue& queue, Sequence& sequence);
+  void remove(Queue& queue, const Sequence& sequence);
 
   SchedulingPolicy policy_;
   std::unordered_map<SeqId, std::unique_ptr<Sequence>> by_id_;
-  std::vector<Sequence*> running_, waiting_;
+  Queue running_, waiting_;
 };
 
 }  // namespace ekv

@@ -1,1 +1,125 @@
-// written by its owner
+#include "elastickv/scheduler.h"
+
+#include <algorithm>
+
+#include "elastickv/kv_layout.h"
+
+namespace ekv {
+namespace {
+
+int blocks_of(int num_tokens) { return ceil_div(num_tokens, kBlockTokens); }
+int to_compute(const SeqView& s) { return s.num_tokens - s.num_computed; }
+bool is_decode(const SeqView& s) { return to_compute(s) == 1; }
+int missing_pages(const SeqView& s, int num_tokens) {
+  return std::max(0, blocks_of(num_tokens) - s.num_blocks);
+}
+
+// One plan while it is being made: what is left to spend, and who still has a claim on it.
+class Planner {
+ public:
+  Planner(const SchedulerConfig& config, std::span<const SeqView> running, KvBudget budget, StepPlan& plan)
+      : config_(config), kept_(running), budget_(budget), plan_(plan), tokens_left_(config.max_step_tokens) {
+    decodes_ahead_ = int(std::ranges::count_if(running, is_decode));
+    plan.clear();
+  }
+
+  void run_running();
+  void admit(std::span<const SeqView> waiting);
+
+ private:
+  int chunk_tokens(int wanted) const;
+  bool make_room(int num_pages, size_t after);
+  void preempt_last();
+  void schedule(const SeqView& s, int num_tokens);
+  bool admit(const SeqView& s);
+
+  const SchedulerConfig& config_;
+  std::span<const SeqView> kept_;  // running sequences that keep their pages in this plan
+  KvBudget budget_;
+  StepPlan& plan_;
+  int tokens_left_;
+  int decodes_ahead_ = 0;   // running decodes without a chunk yet; each has one of the tokens left
+  int num_decodes_ = 0;     // they are the first chunks of the plan
+  int promised_pages_ = 0;  // what the scheduled prompts will need after this step
+  int num_left_out_ = 0;    // running sequences that found no page
+};
+
+void Planner::run_running() {
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const SeqView& s = kept_[i];
+    EKV_CHECK(to_compute(s) > 0, "a running sequence has a token to compute");
+    if (is_decode(s)) --decodes_ahead_;
+    const int n = chunk_tokens(to_compute(s));
+    if (n == 0) continue;  // a prefill whose turn comes when those before it are done
+    if (make_room(missing_pages(s, s.num_computed + n), i + 1))
+      schedule(s, n);
+    else
+      ++num_left_out_;
+  }
+}
+
+int Planner::chunk_tokens(int wanted) const {
+  const int limit = config_.max_chunk_tokens > 0 ? config_.max_chunk_tokens : wanted;
+  return std::max(0, std::min({wanted, limit, tokens_left_ - decodes_ahead_}));
+}
+
+// Victims stand after the sequence that needs pages and have no chunk yet: nothing is ever taken back.
+bool Planner::make_room(int num_pages, size_t after) {
+  while (num_pages > budget_.free_pages && kept_.size() > after) preempt_last();
+  return num_pages <= budget_.free_pages;
+}
+
+void Planner::preempt_last() {
+  const SeqView& victim = kept_.back();
+  plan_.preempted.push_back(victim.id);
+  budget_.free_pages += victim.num_freeable;
+  if (is_decode(victim)) --decodes_ahead_;
+  kept_ = kept_.first(kept_.size() - 1);
+}
+
+void Planner::schedule(const SeqView& s, int num_tokens) {
+  const int end = s.num_computed + num_tokens, pages = missing_pages(s, end);
+  budget_.free_pages -= pages;
+  promised_pages_ += missing_pages(s, s.num_tokens) - pages;
+  tokens_left_ -= num_tokens;
+  const bool decode = is_decode(s);
+  const auto place = decode ? plan_.chunks.begin() + num_decodes_++ : plan_.chunks.end();
+  plan_.chunks.insert(place, {s.id, s.num_computed, num_tokens, end == s.num_tokens});
+}
+
+void Planner::admit(std::span<const SeqView> waiting) {
+  if (!plan_.preempted.empty() || num_left_out_ > 0) return;
+  for (const SeqView& s : waiting)
+    if (!admit(s)) return;
+}
+
+bool Planner::admit(const SeqView& s) {
+  const int num_running = int(kept_.size() + plan_.admitted.size());
+  const int n = chunk_tokens(s.num_tokens - s.num_cached);
+  if (num_running >= config_.max_step_seqs || n == 0) return false;
+
+  const int end = s.num_cached + n;
+  const int hit_pages = s.num_cached_free - blocks_of(s.num_cached);  // taken from the free ones, less all hits
+  const int now = blocks_of(end) + hit_pages, whole = blocks_of(s.num_tokens) + hit_pages;
+  const int needed = config_.reserve_full_prompt ? promised_pages_ + whole : now;
+  const int kept_free = num_running > 0 ? int(config_.watermark * budget_.total_pages) : 0;
+  if (needed + kept_free > budget_.free_pages) return false;
+
+  budget_.free_pages -= now;
+  promised_pages_ += whole - now;
+  tokens_left_ -= n;
+  plan_.admitted.push_back(s.id);
+  plan_.chunks.push_back({s.id, s.num_cached, n, end == s.num_tokens});
+  return true;
+}
+
+}  // namespace
+
+void plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
+               std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan) {
+  Planner planner(config, running, budget, plan);
+  planner.run_running();
+  planner.admit(waiting);
+}
+
+}  // namespace ekv
