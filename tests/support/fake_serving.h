@@ -1,0 +1,151 @@
+#pragma once
+// fake_serving.h -- the step loop around the real scheduler, KV manager and packer, with a device that computes
+// no model: a KV cell holds the hash of everything it depends on (salt and all tokens up to its position). So a
+// page that was lost, shared wrongly, reused too early or never written shows as a wrong hash, and the tokens
+// "sampled" depend on the tokens before them alone, however they were batched.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "elastickv/kv_manager.h"
+#include "elastickv/scheduler.h"
+#include "elastickv/sequence.h"
+#include "sched/pack_step.h"
+
+namespace ekv::testing {
+
+inline uint64_t mix(uint64_t state, uint64_t value) {
+  state = (state ^ value) * 0x9e3779b97f4a7c15u;
+  return state ^ (state >> 29);
+}
+
+inline uint64_t initial_state(const std::string& salt) {
+  uint64_t state = 1;
+  for (char c : salt) state = mix(state, uint64_t(c) + 1000);
+  return state;
+}
+
+inline TokenId sample(uint64_t state, int vocab) { return TokenId(mix(state, 77) % uint64_t(vocab)); }
+
+// What a sequence that runs alone gives: prompt and output.
+inline std::vector<TokenId> solo_run(const Request& request, int vocab) {
+  std::vector<TokenId> tokens = request.prompt;
+  uint64_t state = initial_state(request.cache_salt);
+  for (TokenId token : tokens) state = mix(state, uint64_t(token));
+  for (int i = 0; i < request.sampling.max_tokens; ++i) {
+    tokens.push_back(sample(state, vocab));
+    state = mix(state, uint64_t(tokens.back()));
+  }
+  return tokens;
+}
+
+class FakeDevice {
+ public:
+  explicit FakeDevice(int num_pages) : cells_(size_t(num_pages) * kBlockTokens, 0) {}
+
+  // Writes the cells of the step, then reads back all that each of its chunks can see. Returns the state at the
+  // last position of each chunk, in the order of the chunks.
+  std::vector<uint64_t> run(const StepInput& in, const StepPlan& plan, SequenceTable& sequences) {
+    write(in, plan, sequences);
+    std::vector<uint64_t> last;
+    for (size_t s = 0; s < plan.chunks.size(); ++s)
+      last.push_back(read(in, int(s), sequences[plan.chunks[s].seq]));
+    return last;
+  }
+
+ private:
+  void write(const StepInput& in, const StepPlan& plan, SequenceTable& sequences) {
+    for (size_t s = 0; s < plan.chunks.size(); ++s) {
+      const Sequence& sequence = sequences[plan.chunks[s].seq];
+      uint64_t state = initial_state(sequence.request.cache_salt);
+      for (int i = 0; i < plan.chunks[s].first_pos; ++i)
+        state = mix(state, uint64_t(sequence.tokens[size_t(i)]));
+      for (int row = in.q_start[s]; row < in.q_start[s + 1]; ++row) {
+        state = mix(state, uint64_t(in.tokens[size_t(row)]));
+        cells_.at(size_t(in.slot_mapping[size_t(row)])) = state;
+      }
+    }
+  }
+
+  uint64_t read(const StepInput& in, int s, const Sequence& sequence) const {
+    uint64_t state = initial_state(sequence.request.cache_salt);
+    const auto pairs = in.block_table.row(s);
+    for (int i = 0; i < in.kv_len[size_t(s)]; ++i) {
+      state = mix(state, uint64_t(sequence.tokens[size_t(i)]));
+      const PairEntry& pair = pairs[size_t(i / kPairTokens)];
+      const int page = i % kPairTokens < kBlockTokens ? pair.even_page() : pair.odd;
+      EXPECT_EQ(cells_.at(size_t(page) * kBlockTokens + size_t(i % kBlockTokens)), state)
+          << "sequence " << uint64_t(sequence.id) << ", position " << i << ", page " << page;
+    }
+    return state;
+  }
+
+  std::vector<uint64_t> cells_;
+};
+
+// One engine's worth of state. Usage: add(), then step() until done().
+struct FakeServing {
+  FakeServing(const SchedulerConfig& scheduler, const KvConfig& kv_config, int num_pages, int vocab)
+      : config(scheduler),
+        vocab(vocab),
+        kv(kv_config, num_pages),
+        sequences(scheduler.policy),
+        device(num_pages) {}
+
+  Sequence& add(Request request) { return sequences.add(SeqId(next_id++), std::move(request)); }
+  bool done() const { return sequences.empty(); }
+
+  void view() {
+    running.clear(), waiting.clear();
+    for (const Sequence* s : sequences.running()) running.push_back(kv.view(*s));
+    for (const Sequence* s : sequences.waiting()) waiting.push_back(kv.view(*s));
+  }
+
+  void plan_next() {
+    view();
+    plan_step(config, running, waiting, kv.budget(), plan);
+  }
+
+  void commit() {
+    kv.commit(plan, sequences);
+    for (SeqId id : plan.preempted) sequences.preempt(id);
+    for (SeqId id : plan.admitted) sequences.admit(id);
+    pack_step(plan, sequences, packed);
+  }
+
+  // Runs the committed plan; returns what ended, each with all its tokens.
+  std::vector<std::pair<SeqId, std::vector<TokenId>>> execute() {
+    std::vector<std::pair<SeqId, std::vector<TokenId>>> ended;
+    const std::vector<uint64_t> states = device.run(packed.view(), plan, sequences);
+    for (size_t i = 0; i < plan.chunks.size(); ++i) {
+      Sequence& sequence = sequences[plan.chunks[i].seq];
+      sequence.num_computed += plan.chunks[i].num_tokens;
+      kv.publish(sequence);
+      if (!plan.chunks[i].sample) continue;
+      sequence.tokens.push_back(sample(states[i], vocab));
+      if (sequence.num_output() < sequence.request.sampling.max_tokens) continue;
+      ended.emplace_back(sequence.id, sequence.tokens);
+      end(sequence);
+    }
+    return ended;
+  }
+
+  void end(Sequence& sequence) {
+    kv.release(sequence);
+    sequences.erase(sequence.id);
+  }
+
+  SchedulerConfig config;
+  int vocab;
+  KvManager kv;
+  SequenceTable sequences;
+  FakeDevice device;
+  std::vector<SeqView> running, waiting;
+  StepPlan plan;
+  PackedStep packed;
+  uint64_t next_id = 1;
+};
+
+}  // namespace ekv::testing
