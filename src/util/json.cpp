@@ -32,18 +32,25 @@ bool deeper_than(std::string_view text, int max_depth) {
   return false;
 }
 
-}  // namespace
-
-Result<Json> parse_json(std::string_view text, int max_depth) {
+template <class Value>
+Result<Value> parse_as(std::string_view text, int max_depth) {
   if (deeper_than(text, max_depth))
     return Error{Error::invalid_argument, fmt::format("JSON is nested deeper than {} levels", max_depth), {}};
   try {
-    return Json::parse(text);
+    return Value::parse(text);
   } catch (const nlohmann::json::exception& e) {
     // The library quotes the offending bytes, which need not be UTF-8: pass its words on as clean text.
     const std::string clean = Json(e.what()).dump(-1, ' ', false, Json::error_handler_t::replace);
     return Error{Error::invalid_argument, "not valid JSON: " + Json::parse(clean).get<std::string>(), {}};
   }
+}
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, int max_depth) { return parse_as<Json>(text, max_depth); }
+
+Result<SortedJson> parse_sorted_json(std::string_view text, int max_depth) {
+  return parse_as<SortedJson>(text, max_depth);
 }
 
 std::string dump_json(const Json& value, int indent) {

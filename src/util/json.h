@@ -21,6 +21,11 @@ Result<Json> parse_json(std::string_view text, int max_depth = kMaxJsonDepth);
 // Text that any strict parser reads. Invalid UTF-8 inside strings becomes U+FFFD. indent < 0: one line.
 std::string dump_json(const Json& value, int indent = -1);
 
+// Objects sorted by key, with logarithmic access: for files whose objects have 100,000 members, such as a
+// vocabulary. `Json` keeps the order and searches it linearly, so that reading such a file would be quadratic.
+using SortedJson = nlohmann::json;
+Result<SortedJson> parse_sorted_json(std::string_view text, int max_depth = kMaxJsonDepth);
+
 // The member `key` of an object, or null when it is absent.
 const Json& member(const Json& object, const char* key);
 
