@@ -63,8 +63,14 @@ int Planner::chunk_tokens(int wanted) const {
   return std::max(0, std::min({wanted, limit, tokens_left_ - decodes_ahead_}));
 }
 
-// Victims stand after the sequence that needs pages and have no chunk yet: nothing is ever taken back.
+// Victims stand after the sequence that needs pages and have no chunk yet: nothing is ever taken back. Nobody
+// gives up pages in vain: if all pages of those after it would not do, the sequence waits, and loses nothing by
+// letting them run, because what they take it may take from them.
 bool Planner::make_room(int num_pages, size_t after) {
+  if (num_pages <= budget_.free_pages) return true;
+  int most = budget_.free_pages;
+  for (const SeqView& s : kept_.subspan(after)) most += s.num_blocks;
+  if (num_pages > most) return false;
   while (num_pages > budget_.free_pages && kept_.size() > after) preempt_last();
   return num_pages <= budget_.free_pages;
 }

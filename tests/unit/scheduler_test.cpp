@@ -1,0 +1,326 @@
+#include "elastickv/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "elastickv/kv_layout.h"
+#include "support/allocation_counter.h"
+
+namespace ekv {
+
+// So that a failed comparison of plans shows them.
+std::ostream& operator<<(std::ostream& out, const StepPlan& plan) {
+  for (const ChunkPlan& c : plan.chunks)
+    out << "{seq " << uint64_t(c.seq) << ": " << c.first_pos << " +" << c.num_tokens
+        << (c.sample ? " sample} " : "} ");
+  for (SeqId id : plan.admitted) out << "admit " << uint64_t(id) << ' ';
+  for (SeqId id : plan.preempted) out << "preempt " << uint64_t(id) << ' ';
+  return out;
+}
+
+namespace {
+
+// A running sequence that holds the pages of what it has computed, alone.
+SeqView runs(uint64_t id, int num_tokens, int num_computed) {
+  const int blocks = ceil_div(num_computed, kBlockTokens);
+  return {.id = SeqId{id},
+          .num_tokens = num_tokens,
+          .num_computed = num_computed,
+          .num_blocks = blocks,
+          .num_freeable = blocks,
+          .num_cached = 0,
+          .num_cached_free = 0};
+}
+SeqView decodes(uint64_t id, int num_tokens) { return runs(id, num_tokens, num_tokens - 1); }
+SeqView waits(uint64_t id, int num_tokens, int num_cached = 0, int num_cached_free = 0) {
+  return {.id = SeqId{id},
+          .num_tokens = num_tokens,
+          .num_computed = 0,
+          .num_blocks = 0,
+          .num_freeable = 0,
+          .num_cached = num_cached,
+          .num_cached_free = num_cached_free};
+}
+ChunkPlan chunk(uint64_t id, int first_pos, int num_tokens, bool sample) {
+  return {SeqId{id}, first_pos, num_tokens, sample};
+}
+
+struct Case {
+  const char* what;
+  SchedulerConfig config;
+  std::vector<SeqView> running, waiting;
+  KvBudget budget;
+  StepPlan expected;
+};
+
+void check(const Case& c) {
+  SCOPED_TRACE(c.what);
+  StepPlan plan;
+  plan_step(c.config, c.running, c.waiting, c.budget, plan);
+  EXPECT_EQ(plan, c.expected);
+}
+
+constexpr KvBudget kPlenty{1000, 1000};
+
+TEST(PlanStep, Tokens) {
+  const Case cases[] = {
+      {"nothing to do", {}, {}, {}, kPlenty, {}},
+      {"a short prompt is admitted and sampled in one step",
+       {},
+       {},
+       {waits(1, 20)},
+       kPlenty,
+       {{chunk(1, 0, 20, true)}, {SeqId{1}}, {}}},
+      {"a long prompt is cut to the step's tokens",
+       {.max_step_tokens = 64, .max_step_seqs = 8},
+       {},
+       {waits(1, 100)},
+       kPlenty,
+       {{chunk(1, 0, 64, false)}, {SeqId{1}}, {}}},
+      {"and goes on where it stopped, next to whom it lets in",
+       {.max_step_tokens = 64, .max_step_seqs = 8},
+       {runs(1, 100, 64)},
+       {waits(2, 100)},
+       kPlenty,
+       {{chunk(1, 64, 36, true), chunk(2, 0, 28, false)}, {SeqId{2}}, {}}},
+      {"decodes come first, whatever stands before them in the queue",
+       {.max_step_tokens = 64, .max_step_seqs = 8},
+       {runs(1, 500, 64), decodes(2, 40), decodes(3, 50)},
+       {},
+       kPlenty,
+       {{chunk(2, 39, 1, true), chunk(3, 49, 1, true), chunk(1, 64, 62, false)}, {}, {}}},
+      {"a prefill that is left with no token waits its turn, and nobody is admitted past it",
+       {.max_step_tokens = 4, .max_step_seqs = 4},
+       {runs(1, 50, 16), runs(2, 50, 16), decodes(3, 9)},
+       {waits(4, 5)},
+       kPlenty,
+       {{chunk(3, 8, 1, true), chunk(1, 16, 3, false)}, {}, {}}},
+      {"chunk limit: two long prompts advance side by side",
+       {.max_step_tokens = 64, .max_step_seqs = 8, .max_chunk_tokens = 16},
+       {runs(1, 500, 64), decodes(2, 40)},
+       {waits(3, 300), waits(4, 10)},
+       kPlenty,
+       {{chunk(2, 39, 1, true), chunk(1, 64, 16, false), chunk(3, 0, 16, false), chunk(4, 0, 10, true)},
+        {SeqId{3}, SeqId{4}},
+        {}}},
+      {"batch width counts running sequences, with or without a chunk",
+       {.max_step_tokens = 4, .max_step_seqs = 2},
+       {decodes(1, 9), runs(2, 9, 4)},
+       {waits(3, 1)},
+       kPlenty,
+       {{chunk(1, 8, 1, true), chunk(2, 4, 3, false)}, {}, {}}},
+      {"batch width limits admission",
+       {.max_step_tokens = 64, .max_step_seqs = 2},
+       {},
+       {waits(1, 1), waits(2, 2), waits(3, 3)},
+       kPlenty,
+       {{chunk(1, 0, 1, true), chunk(2, 0, 2, true)}, {SeqId{1}, SeqId{2}}, {}}},
+  };
+  for (const Case& c : cases) check(c);
+}
+
+TEST(PlanStep, Pages) {
+  const Case cases[] = {
+      {"a decode inside its last page needs none",
+       {},
+       {decodes(1, 16)},
+       {},
+       {0, 10},
+       {{chunk(1, 15, 1, true)}, {}, {}}},
+      {"a decode that starts a page takes the last one",
+       {},
+       {decodes(1, 17)},
+       {},
+       {1, 10},
+       {{chunk(1, 16, 1, true)}, {}, {}}},
+      {"no page: the last one running gives up its pages; nobody is admitted",
+       {},
+       {decodes(1, 17), decodes(2, 20), decodes(3, 30)},
+       {waits(4, 1)},
+       {0, 10},
+       {{chunk(1, 16, 1, true), chunk(2, 19, 1, true)}, {}, {SeqId{3}}}},
+      {"one after the other, from the back, and no more than needed",
+       {},
+       {runs(1, 80, 17), decodes(2, 12), decodes(3, 30), decodes(4, 12)},
+       {},
+       {0, 10},
+       {{chunk(2, 11, 1, true), chunk(1, 17, 63, true)}, {}, {SeqId{4}, SeqId{3}}}},
+      {"nobody gives up pages in vain: who cannot be covered waits, those after it run",
+       {},
+       {decodes(1, 10), runs(2, 80, 17), decodes(3, 30)},
+       {waits(4, 1)},
+       {0, 10},
+       {{chunk(1, 9, 1, true), chunk(3, 29, 1, true)}, {}, {}}},
+      {"nobody after it: it is left out and keeps its pages; nobody is admitted",
+       {},
+       {decodes(1, 20), decodes(2, 17)},
+       {waits(3, 1)},
+       {0, 10},
+       {{chunk(1, 19, 1, true)}, {}, {}}},
+      {"a prefill that lacks pages takes them from those after it, not from those before",
+       {},
+       {decodes(1, 10), runs(2, 64, 16), decodes(3, 40)},
+       {},
+       {1, 10},
+       {{chunk(1, 9, 1, true), chunk(2, 16, 48, true)}, {}, {SeqId{3}}}},
+      {"the token of a decode that is preempted goes to the prefill",
+       {.max_step_tokens = 48, .max_step_seqs = 8},
+       {runs(1, 96, 16), decodes(2, 40)},
+       {},
+       {2, 10},
+       {{chunk(1, 16, 47, false)}, {}, {SeqId{2}}}},
+      {"shared pages do not come back: two victims where one looked like enough",
+       {},
+       {decodes(1, 17),
+        {.id = SeqId{2},
+         .num_tokens = 40,
+         .num_computed = 39,
+         .num_blocks = 3,
+         .num_freeable = 1,
+         .num_cached = 0,
+         .num_cached_free = 0},
+        {.id = SeqId{3},
+         .num_tokens = 32,
+         .num_computed = 31,
+         .num_blocks = 2,
+         .num_freeable = 0,
+         .num_cached = 0,
+         .num_cached_free = 0}},
+       {},
+       {0, 10},
+       {{chunk(1, 16, 1, true)}, {}, {SeqId{3}, SeqId{2}}}},
+  };
+  for (const Case& c : cases) check(c);
+}
+
+TEST(PlanStep, Admission) {
+  const SchedulerConfig small{.max_step_tokens = 32, .max_step_seqs = 8};
+  const SchedulerConfig first_chunk{.max_step_tokens = 32, .max_step_seqs = 8, .reserve_full_prompt = false};
+  SchedulerConfig watermark;
+  watermark.watermark = 0.2;
+  const Case cases[] = {
+      {"the whole prompt must fit, not only its first chunk", small, {}, {waits(1, 100)}, {6, 10}, {}},
+      {"it fits exactly", small, {}, {waits(1, 100)}, {7, 10}, {{chunk(1, 0, 32, false)}, {SeqId{1}}, {}}},
+      {"first-chunk admission asks for the chunk's pages only",
+       first_chunk,
+       {},
+       {waits(1, 100)},
+       {2, 10},
+       {{chunk(1, 0, 32, false)}, {SeqId{1}}, {}}},
+      {"and not for fewer", first_chunk, {}, {waits(1, 100)}, {1, 10}, {}},
+      {"nobody overtakes the first in line",
+       {},
+       {decodes(1, 10)},
+       {waits(2, 170), waits(3, 5)},
+       {10, 20},
+       {{chunk(1, 9, 1, true)}, {}, {}}},
+      {"those in front go before it",
+       {},
+       {},
+       {waits(1, 20), waits(2, 170), waits(3, 5)},
+       {10, 20},
+       {{chunk(1, 0, 20, true)}, {SeqId{1}}, {}}},
+      {"a prompt under way keeps a claim on what it still needs",
+       {.max_step_tokens = 64, .max_step_seqs = 8, .max_chunk_tokens = 16},
+       {runs(1, 64, 16)},
+       {waits(2, 64)},
+       {6, 10},
+       {{chunk(1, 16, 16, false)}, {}, {}}},
+      {"but no more than that",
+       {.max_step_tokens = 64, .max_step_seqs = 8, .max_chunk_tokens = 16},
+       {runs(1, 64, 16)},
+       {waits(2, 64)},
+       {7, 10},
+       {{chunk(1, 16, 16, false), chunk(2, 0, 16, false)}, {SeqId{2}}, {}}},
+      {"a prompt admitted in this step too",
+       {.max_step_tokens = 64, .max_step_seqs = 8, .max_chunk_tokens = 16},
+       {},
+       {waits(1, 64), waits(2, 64)},
+       {7, 10},
+       {{chunk(1, 0, 16, false)}, {SeqId{1}}, {}}},
+      {"a hit shortens the chunk and the need",
+       small,
+       {},
+       {waits(1, 70, 64)},
+       {1, 10},
+       {{chunk(1, 64, 6, true)}, {SeqId{1}}, {}}},
+      {"a hit nobody uses is taken out of the free pages", small, {}, {waits(1, 70, 64, 4)}, {4, 10}, {}},
+      {"a hit nobody uses, and one page more",
+       small,
+       {},
+       {waits(1, 70, 64, 4)},
+       {5, 10},
+       {{chunk(1, 64, 6, true)}, {SeqId{1}}, {}}},
+      {"all but one token cached",
+       small,
+       {},
+       {waits(1, 65, 64)},
+       {1, 10},
+       {{chunk(1, 64, 1, true)}, {SeqId{1}}, {}}},
+      {"the watermark holds while somebody runs",
+       watermark,
+       {decodes(1, 10)},
+       {waits(2, 64)},
+       {5, 10},
+       {{chunk(1, 9, 1, true)}, {}, {}}},
+      {"the watermark is met",
+       watermark,
+       {decodes(1, 10)},
+       {waits(2, 64)},
+       {6, 10},
+       {{chunk(1, 9, 1, true), chunk(2, 0, 64, true)}, {SeqId{2}}, {}}},
+      {"nobody runs: no watermark for the first, but for the second",
+       watermark,
+       {},
+       {waits(1, 128), waits(2, 16)},
+       {10, 10},
+       {{chunk(1, 0, 128, true)}, {SeqId{1}}, {}}},
+      {"nobody runs and the pool is as large as the prompt",
+       watermark,
+       {},
+       {waits(1, 160)},
+       {10, 10},
+       {{chunk(1, 0, 160, true)}, {SeqId{1}}, {}}},
+      {"the watermark does not touch what runs",
+       watermark,
+       {decodes(1, 17)},
+       {},
+       {1, 10},
+       {{chunk(1, 16, 1, true)}, {}, {}}},
+  };
+  for (const Case& c : cases) check(c);
+}
+
+TEST(PlanStep, ClearsThePlanItIsGiven) {
+  StepPlan plan{{chunk(9, 1, 2, true)}, {SeqId{9}}, {SeqId{9}}};
+  plan_step({}, {}, {}, kPlenty, plan);
+  EXPECT_EQ(plan, StepPlan{});
+}
+
+TEST(PlanStep, AllocatesNothingOnceItHasSeenItsLargestBatch) {
+  std::vector<SeqView> running, waiting;
+  for (uint64_t id = 0; id < 256; ++id)
+    running.push_back(id % 16 ? decodes(id, 100 + int(id)) : runs(id, 300, 100));
+  for (uint64_t id = 300; id < 400; ++id) waiting.push_back(waits(id, 50));
+  StepPlan plan;
+  const auto plan_all = [&] {
+    plan_step({.max_step_tokens = 16384, .max_step_seqs = 512}, running, waiting, {5000, 10000}, plan);
+    EXPECT_EQ(plan.admitted.size(), 100u);
+    plan_step({}, running, waiting, {3, 10000}, plan);
+    EXPECT_GT(plan.preempted.size(), 0u);
+  };
+  plan_all();
+  const long before = testing::num_allocations;
+  plan_all();
+  EXPECT_EQ(testing::num_allocations, before);
+}
+
+TEST(PlanStepDeathTest, ARunningSequenceHasSomethingToCompute) {
+  StepPlan plan;
+  const SeqView done = runs(1, 10, 10);
+  EXPECT_DEATH(plan_step({}, std::span(&done, 1), {}, kPlenty, plan), "has a token to compute");
+}
+
+}  // namespace
+}  // namespace ekv
