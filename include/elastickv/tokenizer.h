@@ -41,6 +41,7 @@ class Tokenizer {
   // Always valid UTF-8: each maximal broken part becomes one U+FFFD. Ids without a token give nothing.
   // In a SentencePiece-style vocabulary this keeps the whole characters next to a broken byte token, where the
   // reference replaces every byte of the run: a stream could not do the latter without holding text back.
+  // An added token gives its content as the file writes it, where the reference may give it normalized.
   std::string decode(std::span<const TokenId> tokens, bool skip_special_tokens) const;
 
   int vocab_size() const;  // largest id + 1; a model may have more rows of logits than that
