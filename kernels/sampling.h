@@ -14,16 +14,16 @@
 //             top-k   keep z[i] >= the k-th largest
 //             top-p   keep i if the probability of all tokens with a larger z is less than top_p
 //             the token is the first largest z[i] - log(E[i]) of the kept: a draw with probability softmax(z)
-//   E[i]      = -log(1 - v), v = min((w + 0.5) / 2^32, 1 - 2^-24), w = word i % 4 of Philox4x32-10 with
-//             key (seed, seed >> 32), counter (i / 4, output_index, 0, 0)
+//   E[i]      = -log(1 - v), v = min(fp32(fp32(w) + 0.5) / 2^32, 1 - 2^-24), w = word i % 4 of Philox4x32-10
+//             with key (seed, seed >> 32), counter (i / 4, output_index, 0, 0)
 //
 // Equal z stand or fall together, so a cut may keep more tokens than k; nothing depends on the order of tokens,
 // on the other rows or on the launch, and the same row gives the same token bit for bit.
 //
-// Error:  z to 3 steps of fp32; probabilities in the top-p cut to 2^-31 of the largest one; a logprob to
-//         4e-6 + 2^-22 |logprob|. A draw whose two best differ by less than 1e-5 may fall to either.
-// Range:  a NaN or +INFINITY among l, or no token left (all banned): status says so and token is -1.
-//         -INFINITY in l means probability 0.
+// Error:  z to 4 steps of fp32; probabilities in the top-p cut to 2^-22 of themselves and 2^-31 of the largest;
+//         a logprob to 4e-6 + 2^-21 |l|. Two draws that differ by less than 4e-6 + 2^-21 |z| may change places.
+// Range:  a NaN or +INFINITY among l, or no token left (all banned): status says so, the token is -1 and no
+//         logprob is written. -INFINITY in l means probability 0. Settings and biases are not NaN.
 // Source: Gumbel-max: Gumbel 1954; Philox: Salmon et al., SC 2011.
 // Order:  asynchronous on `stream`, allocates nothing. Alias: logits are not changed.
 
@@ -54,6 +54,8 @@ struct SamplingParams {
 
 enum class SampleStatus : int32_t { ok, non_finite, nothing_left };
 
+constexpr int count_stride(int vocab) { return (vocab + 7) / 8 * 8; }
+
 struct SampleArgs {
   const void* logits = nullptr;  // [num_rows][vocab] of `element`, rows `row_stride` elements apart
   Element element = Element::fp32;
@@ -63,7 +65,7 @@ struct SampleArgs {
   const SamplingParams* params = nullptr;  // [num_rows]
   const int32_t* bias_tokens = nullptr;    // [..] bans (min_tokens, bad words) and the request's logit_bias
   const float* bias_values = nullptr;      // [..]
-  const uint16_t* counts = nullptr;  // [slots][vocab] see launch_count_tokens; nullptr: no row has penalties
+  const uint16_t* counts = nullptr;  // [slots][count_stride(vocab)], see below; nullptr: no row has penalties
   bool any_truncates = true;  // false: no row truncates(), and the launches for those that do are left out
   bool any_top = true;        // false: no row has num_top > 0
   void* workspace = nullptr;  // sampling_workspace_bytes(), contents irrelevant, not shared by concurrent calls
@@ -85,7 +87,7 @@ struct CountUpdate {
   bool clear = false;  // empty the slot first: a new sequence, or one that starts again
 };
 struct CountArgs {
-  uint16_t* counts = nullptr;            // [slots][vocab], vocab even
+  uint16_t* counts = nullptr;            // [slots][count_stride(vocab)]
   const int32_t* tokens = nullptr;       // each in [0, vocab); others are ignored
   const CountUpdate* updates = nullptr;  // [num_updates], no slot twice
   int num_updates = 0;                   // 0 launches nothing

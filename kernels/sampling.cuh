@@ -1,0 +1,237 @@
+#pragma once
+// sampling.cuh -- what the sampling kernels share: a row's logits after bias and penalties, its random numbers,
+// and the workspace. Every kernel computes z by the same function, so all agree on it bit for bit; products and
+// sums that enter z are rounded one by one (__f*_rn), because a fused one would differ from kernel to kernel.
+
+#include "kernels/sampling.h"
+#include "kernels/vec8.cuh"
+
+namespace ekv::sampling {
+
+constexpr int kThreads = 256;
+constexpr int kGroup = 4;                            // tokens of one load and of one Philox block
+constexpr int kGroups = 4;                           // groups per thread
+constexpr int kChunk = kThreads * kGroup * kGroups;  // tokens per block
+constexpr int kMaxChunks = kThreads;                 // so that one thread per chunk can finish a row
+constexpr int kBins = 1024;
+constexpr float kBinsPerNat = 39;
+constexpr int kMaxCandidates = 4096;
+// A token so far below the largest z cannot win the race, whose second term lies between -log(16.64) = -2.82
+// and 22.88, and its mass is 0: it is left out at once, and kReach * kBinsPerNat bins are enough.
+constexpr float kReach = 26;
+constexpr float kMassOne = 2147483648.0f;  // mass of the likeliest token: probabilities as integers add exactly
+
+// ---- ordered numbers: unsigned integers that compare like the floats, and (float, index) pairs in one word
+
+__device__ __forceinline__ uint32_t ordered(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+}
+__device__ __forceinline__ float from_ordered(uint32_t u) {
+  return __uint_as_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
+}
+// The larger word is the larger value; of equal values the one with the smaller index. 0 is below all.
+__device__ __forceinline__ uint64_t ranked(float value, int index) {
+  return uint64_t(ordered(value)) << 32 | (0xffffffffu - uint32_t(index));
+}
+__device__ __forceinline__ float rank_value(uint64_t r) { return from_ordered(uint32_t(r >> 32)); }
+__device__ __forceinline__ int rank_index(uint64_t r) { return int(0xffffffffu - uint32_t(r)); }
+__device__ __forceinline__ uint64_t block_best(uint64_t x, uint64_t* scratch) {
+  return block_reduce(x, uint64_t(0), scratch, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+}
+
+// ---- random numbers
+
+__device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t c0, uint32_t c1) {
+  uint4 c = make_uint4(c0, c1, 0, 0);
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t h0 = __umulhi(0xD2511F53u, c.x), l0 = 0xD2511F53u * c.x;
+    const uint32_t h1 = __umulhi(0xCD9E8D57u, c.z), l1 = 0xCD9E8D57u * c.z;
+    c = make_uint4(h1 ^ c.y ^ k0, l1, h0 ^ c.w ^ k1, l0);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+// z - log(E) for the random word of one token (sampling.h).
+__device__ __forceinline__ float race(float z, uint32_t word) {
+  const float v = fminf((float(word) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
+  return z - logf(-log1pf(-v));
+}
+constexpr float kMaxGumbel = 23.0f;  // above -log(E) of the smallest v, 2^-33: 22.88
+
+// ---- one row
+
+struct Group4 {
+  int index;  // of the first of the tokens
+  float raw[kGroup];
+};
+
+template <class T>
+class Row {
+ public:
+  // `bias_bits`: kChunk / 32 words of shared memory.
+  __device__ Row(const SampleArgs& a, int row, uint32_t* bias_bits)
+      : a_(a),
+        p_(a.params[row]),
+        logits_(static_cast<const T*>(a.logits) + size_t(row) * a.row_stride),
+        bits_(bias_bits),
+        inverse_(p_.greedy() ? 1.0f : 1.0f / p_.temperature) {
+    counts_ =
+        p_.count_slot >= 0 && a.counts ? a.counts + size_t(p_.count_slot) * count_stride(a.vocab) : nullptr;
+  }
+  __device__ const SamplingParams& params() const { return p_; }
+
+  // Marks the chunk's biased tokens. All threads of the block take part, before the chunk's first z.
+  __device__ void enter_chunk(int chunk) {
+    chunk_ = chunk;
+    if (p_.bias_begin >= p_.bias_end) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kChunk / 32; i += kThreads) bits_[i] = 0;
+    __syncthreads();
+    for (int i = p_.bias_begin + threadIdx.x; i < p_.bias_end; i += kThreads) {
+      const int local = a_.bias_tokens[i] - chunk * kChunk;
+      if (0 <= local && local < kChunk) atomicOr(&bits_[local / 32], 1u << local % 32);
+    }
+    __syncthreads();
+  }
+
+  // For kernels that read raw logits only.
+  __device__ void enter_raw(int chunk) { chunk_ = chunk; }
+
+  // The `g`-th group of this thread; tokens past the vocabulary read as -INFINITY.
+  __device__ Group4 load(int g) const {
+    Group4 group{chunk_ * kChunk + (g * kThreads + int(threadIdx.x)) * kGroup, {}};
+    load_raw(group);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j)
+      if (group.index + j >= a_.vocab) group.raw[j] = -INFINITY;
+    return group;
+  }
+
+  // Bias, penalties and temperature. -0 becomes +0, so that equal values are equal bits.
+  __device__ float z(const Group4& group, int j) const {
+    float x = group.raw[j];
+    const int index = group.index + j, local = index % kChunk;
+    if (p_.bias_begin < p_.bias_end && bits_[local / 32] >> local % 32 & 1) x = biased(x, index);
+    if (counts_ && index < a_.vocab) x = penalised(x, counts_[index]);
+    return __fadd_rn(__fmul_rn(x, inverse_), 0.0f);
+  }
+  __device__ float raw(int index) const { return to_float(logits_[index]); }
+
+ private:
+  static __device__ float to_float(float x) { return x; }
+  static __device__ float to_float(__half x) { return __half2float(x); }
+  static __device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+  __device__ void load_raw(Group4& group) const {
+    if (group.index >= a_.vocab) return;  // rows are padded to whole groups
+    if constexpr (sizeof(T) == 4) {
+      const float4 v = *reinterpret_cast<const float4*>(logits_ + group.index);
+      group.raw[0] = v.x, group.raw[1] = v.y, group.raw[2] = v.z, group.raw[3] = v.w;
+    } else {
+      const uint2 v = *reinterpret_cast<const uint2*>(logits_ + group.index);
+      const float2 a = Pair16<T>::unpack(v.x), b = Pair16<T>::unpack(v.y);
+      group.raw[0] = a.x, group.raw[1] = a.y, group.raw[2] = b.x, group.raw[3] = b.y;
+    }
+  }
+  __device__ float biased(float x, int index) const {
+#pragma unroll 1
+    for (int i = p_.bias_begin; i < p_.bias_end; ++i)
+      if (a_.bias_tokens[i] == index) x = __fadd_rn(x, a_.bias_values[i]);
+    return x;
+  }
+  __device__ float penalised(float x, uint32_t count) const {
+    if (count == 0) return x;
+    const uint32_t times = count & 0x7fffu;
+    x = x > 0 ? __fdiv_rn(x, p_.repetition) : __fmul_rn(x, p_.repetition);
+    const float frequency = __fmul_rn(p_.frequency, float(times));
+    return __fsub_rn(x, __fadd_rn(frequency, times ? p_.presence : 0.0f));
+  }
+
+  const SampleArgs& a_;
+  const SamplingParams p_;
+  const T* logits_;
+  const uint16_t* counts_;
+  uint32_t* bits_;
+  float inverse_;
+  int chunk_ = 0;
+};
+
+// ---- workspace: per row and chunk, and per row
+
+struct Partial {
+  uint64_t best;           // ranked z (greedy and truncating rows) or ranked race (the others); 0: nothing left
+  float raw_max, raw_sum;  // sum of exp(raw - raw_max); only where a logprob is wanted
+  int32_t non_finite;
+  int32_t unused;
+};
+
+// Which bins of a truncating row are kept, and which hold the cuts.
+struct Cut {
+  float z_max, floor;       // floor: min-p
+  int32_t first;            // tokens in bins below `first` are kept whatever the cuts turn out to be
+  int32_t k_bin;            // holds the k-th largest; -1: top-k cuts nothing
+  int32_t p_first, p_last;  // one of these holds the top-p cut; -1: no top-p
+  double k_need;            // the k-th largest is number k_need of its bin
+  uint64_t mass, mass_above_k, mass_above_p;  // of all; of the bins before k_bin; of those before p_first
+};
+
+__device__ __forceinline__ bool is_candidate(const Cut& cut, int bin) {
+  return bin == cut.k_bin || (cut.p_first <= bin && bin <= cut.p_last);
+}
+
+struct Candidate {
+  float z;
+  int32_t index;
+};
+
+struct Workspace {
+  Partial* partials;           // [rows][chunks]
+  uint64_t* sure;              // [rows][chunks] best race among the tokens that are kept in any case
+  uint64_t* top;               // [rows][chunks][kMaxTopLogprobs] ranked raw logits, descending
+  Cut* cuts;                   // [rows]
+  uint32_t* counts;            // [rows][kBins]
+  unsigned long long* masses;  // [rows][kBins]
+  int32_t* num_candidates;     // [rows]; may exceed kMaxCandidates: then the list is not complete
+  Candidate* candidates;       // [rows][kMaxCandidates]
+};
+
+// Of a z between z_max - kReach and z_max. Monotone, so a bin is a range of z.
+static_assert(kReach * kBinsPerNat < kBins - 1);
+__device__ __forceinline__ int bin_of(float z, float z_max) {
+  return int(__fmul_rn(__fsub_rn(z_max, z), kBinsPerNat));
+}
+__device__ __forceinline__ uint32_t mass_of(float z, float z_max) {
+  return __float2uint_rn(__fmul_rn(expf(__fsub_rn(z, z_max)), kMassOne));
+}
+// 64-bit sum in two 32-bit words of shared memory, for which there are native atomics.
+__device__ __forceinline__ void add_carry(uint32_t* low, uint32_t* high, uint32_t x) {
+  if (x && atomicAdd(low, x) > 0xffffffffu - x) atomicAdd(high, 1u);
+}
+// The least z that may be drawn before top-k and top-p.
+__device__ __forceinline__ float floor_of(const SamplingParams& p, float z_max) {
+  const float reach = __fsub_rn(z_max, kReach);
+  return p.min_p > 0 ? fmaxf(reach, __fadd_rn(z_max, logf(p.min_p))) : reach;
+}
+
+// Kernels of the other files, in the order in which launch_sample enqueues them.
+void launch_stats(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
+void launch_cut(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
+void launch_top(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
+void launch_finish(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
+
+// Calls launch(tag) with a value of the logits' type.
+template <class F>
+void with_element(Element element, F launch) {
+  if (element == Element::fp32)
+    launch(float{});
+  else if (element == Element::bf16)
+    launch(__nv_bfloat16{});
+  else
+    launch(__half{});
+}
+
+}  // namespace ekv::sampling
