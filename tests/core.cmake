@@ -1,4 +1,4 @@
 # The engine's core: settings, queues, pages, prefix cache, scheduler, packer.
-foreach(name config page_pool prefix_cache scheduler sequence)
+foreach(name config page_pool prefix_cache scheduler pack_step sequence)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_core)
 endforeach()
