@@ -1,0 +1,340 @@
+// The page pool against a multiset of references, and the KV manager with its prefix cache against a naive
+// model made of ordered maps, under random operations. Failures name the seed that reproduces them.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "elastickv/kv_manager.h"
+#include "support/fake_serving.h"
+
+namespace ekv {
+namespace {
+
+TEST(PagePool, BehavesLikeAMultisetOfReferences) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    const int num_pages = 1 + int(rng() % 12);
+    PagePool pool(num_pages);
+    std::multiset<PageId> model;  // the specification: one entry per live reference
+    for (int step = 0; step < 1000; ++step) {
+      const unsigned op = rng() % 4;
+      const auto any = [&] { return *std::next(model.begin(), long(rng() % model.size())); };
+      if (op == 0 && !model.empty()) {
+        const PageId page = any();
+        pool.retain(page);
+        model.insert(page);
+      } else if (op == 1) {
+        const std::set<PageId> live(model.begin(), model.end());
+        const std::optional<PageId> page = pool.acquire();
+        ASSERT_EQ(page.has_value(), int(live.size()) < num_pages);
+        if (page) {
+          ASSERT_FALSE(live.contains(*page));
+          model.insert(*page);
+        }
+      } else if (!model.empty()) {
+        const PageId page = any();
+        pool.release(page);
+        model.erase(model.find(page));
+      }
+      const std::set<PageId> live(model.begin(), model.end());
+      ASSERT_EQ(pool.num_free(), num_pages - int(live.size()));
+      for (int page = 0; page < num_pages; ++page)
+        ASSERT_EQ(pool.references(PageId{page}), int(model.count(PageId{page})));
+      pool.check_integrity();
+    }
+  }
+}
+
+// What the manager and the cache must do, with no care for speed: an entry of the cache is named by all that
+// its KV depends on, a salt and a whole prefix of tokens.
+class NaiveKv {
+ public:
+  using Name = std::pair<std::string, std::vector<TokenId>>;  // salt, tokens 0 to the end of the pair
+  struct Entry {
+    std::set<SeqId> users;
+    long idle_since = 0;  // order of becoming idle
+  };
+
+  explicit NaiveKv(int num_pages) : num_pages_(num_pages) {}
+
+  int free_pages() const {
+    int used = 2 * int(cache_.size());
+    for (const auto& [id, pages] : own_pages_) used += pages;
+    return num_pages_ - used;
+  }
+  int idle_pages() const {
+    int pages = 0;
+    for (const auto& [name, entry] : cache_) pages += entry.users.empty() ? 2 : 0;
+    return pages;
+  }
+  int budget() const { return free_pages() + idle_pages(); }
+  int num_entries() const { return int(cache_.size()); }
+
+  PrefixHit lookup(const Sequence& s) const {
+    PrefixHit hit;
+    if (!s.may_use_prefix_cache()) return hit;
+    for (int pair = 0; (pair + 1) * kPairTokens < s.num_tokens(); ++pair) {
+      const auto entry = cache_.find(name_of(s, pair));
+      if (entry == cache_.end()) break;
+      hit.num_tokens += kPairTokens;
+      hit.num_free_pages += entry->second.users.empty() ? 2 : 0;
+    }
+    return hit;
+  }
+
+  int freeable(const Sequence& s) const {
+    const auto own = own_pages_.find(s.id);
+    int pages = own == own_pages_.end() ? 0 : own->second;
+    for (const auto& [name, entry] : cache_) pages += entry.users == std::set<SeqId>{s.id} ? 2 : 0;
+    return pages;
+  }
+
+  void attach(const Sequence& s, int num_tokens) {
+    for (int pair = 0; pair < num_tokens / kPairTokens; ++pair) cache_.at(name_of(s, pair)).users.insert(s.id);
+  }
+
+  void extend(const Sequence& s, int num_tokens) {
+    for (int held = 2 * num_cached(s.id) + own_pages_[s.id]; held < ceil_div(num_tokens, kBlockTokens);
+         ++held) {
+      if (free_pages() == 0) evict();
+      ++own_pages_[s.id];
+    }
+  }
+
+  void publish(const Sequence& s, int num_computed) {
+    for (int pair = num_cached(s.id); (pair + 1) * kPairTokens <= num_computed; ++pair) {
+      cache_[name_of(s, pair)].users.insert(s.id);
+      own_pages_[s.id] -= 2;
+    }
+  }
+
+  void release(SeqId id) {
+    std::vector<std::pair<size_t, Name>> mine;  // longest first: the tail is let go before the head
+    for (const auto& [name, entry] : cache_)
+      if (entry.users.contains(id)) mine.push_back({name.second.size(), name});
+    std::sort(mine.rbegin(), mine.rend());
+    for (const auto& [size, name] : mine) {
+      Entry& entry = cache_.at(name);
+      entry.users.erase(id);
+      entry.idle_since = ++now_;
+    }
+    own_pages_.erase(id);
+  }
+
+  void reset() {
+    std::erase_if(cache_, [](const auto& item) { return item.second.users.empty(); });
+  }
+
+ private:
+  static Name name_of(const Sequence& s, int pair) {
+    return {s.request.cache_salt, {s.tokens.begin(), s.tokens.begin() + (pair + 1) * kPairTokens}};
+  }
+  int num_cached(SeqId id) const {
+    int n = 0;
+    for (const auto& [name, entry] : cache_) n += entry.users.contains(id);
+    return n;
+  }
+  void evict() {
+    auto oldest = cache_.end();
+    for (auto it = cache_.begin(); it != cache_.end(); ++it)
+      if (it->second.users.empty() &&
+          (oldest == cache_.end() || it->second.idle_since < oldest->second.idle_since))
+        oldest = it;
+    ASSERT_NE(oldest, cache_.end()) << "the model has nothing to evict";
+    for (const auto& [name, entry] : cache_)
+      ASSERT_FALSE(name.first == oldest->first.first && name.second.size() > oldest->first.second.size() &&
+                   std::equal(oldest->first.second.begin(), oldest->first.second.end(), name.second.begin()))
+          << "the oldest idle entry is no leaf";
+    cache_.erase(oldest);
+  }
+
+  int num_pages_;
+  long now_ = 0;
+  std::map<SeqId, int> own_pages_;  // not in the cache
+  std::map<Name, Entry> cache_;
+};
+
+// Drives both with the same random operations. Plans are drawn at random, not by the scheduler: the manager
+// must take every plan that fits its budget.
+class Twin {
+ public:
+  explicit Twin(unsigned seed)
+      : rng_(seed),
+        serving_({}, {}, 12 + int(rng_() % 60), 4),
+        model_(serving_.kv.num_pages()),
+        num_salts_(1 + int(rng_() % 3)) {}
+
+  void operate() {
+    const unsigned op = rng_() % 16;
+    if (op < 3) {
+      add();
+    } else if (op < 12) {
+      step();
+    } else if (op < 14) {
+      leave();  // finished, cancelled or failed: the same to the KV
+    } else if (op == 14 && rng_() % 8 == 0) {
+      serving_.kv.reset_prefix_cache();
+      model_.reset();
+    } else {
+      turn();
+    }
+    compare();
+  }
+
+  int num_preempted() const { return num_preempted_; }
+  int num_hit_tokens() const { return num_hit_tokens_; }
+  int num_evicting_steps() const { return num_evicting_steps_; }
+
+ private:
+  inline static const SamplingParams kEndless{.max_tokens = 1 << 20};  // sequences end by leave() only
+
+  int below(int n) { return int(rng_() % unsigned(n)); }
+
+  // Prompts are a few families that differ from some position on, so that prefixes meet, split and end
+  // anywhere.
+  Request draw_request() {
+    const int length = 1 + below(8 * serving_.kv.num_pages());
+    const int split = below(length + 1), family = below(3);
+    Request r{.prompt = {}, .sampling = kEndless, .cache_salt = std::string(size_t(below(num_salts_)), 's')};
+    for (int i = 0; i < length; ++i) r.prompt.push_back(i < split ? i % 5 : 100 * (1 + family) + i % 5);
+    if (below(8) == 0) r.sampling.prompt_logprobs = 0;
+    return r;
+  }
+
+  void add() {
+    if (serving_.sequences.waiting().size() < 6) serving_.add(draw_request());
+  }
+
+  // A new request that starts with all tokens of a running one: the next turn of a conversation, or a fork.
+  void turn() {
+    const auto running = serving_.sequences.running();
+    if (running.empty() || serving_.sequences.waiting().size() >= 6) return;
+    const Sequence& s = *running[size_t(below(int(running.size())))];
+    Request r{.prompt = s.tokens, .sampling = kEndless, .cache_salt = s.request.cache_salt};
+    r.prompt.resize(size_t(1 + below(s.num_tokens() + 20)), 7);
+    serving_.add(std::move(r));
+  }
+
+  void leave() {
+    const auto queue = below(3) ? serving_.sequences.running() : serving_.sequences.waiting();
+    if (queue.empty()) return;
+    Sequence& s = *queue[size_t(below(int(queue.size())))];
+    model_.release(s.id);
+    serving_.end(s);
+  }
+
+  void step() {
+    StepPlan& plan = serving_.plan;
+    plan.clear();
+    int budget = model_.budget();
+    plan_preemptions(budget);
+    for (const Sequence* s : serving_.sequences.running()) plan_chunk(*s, budget);
+    if (plan.preempted.empty())
+      for (const Sequence* s : serving_.sequences.waiting()) plan_admission(*s, budget);
+    apply_to_model();
+    serving_.commit();
+    for (const ChunkPlan& chunk : plan.chunks)
+      model_.publish(serving_.sequences[chunk.seq], chunk.first_pos + chunk.num_tokens);
+    serving_.execute();  // samples where the plan says so
+  }
+
+  void plan_preemptions(int& budget) {
+    const auto running = serving_.sequences.running();
+    for (size_t n = running.size(); n > 0 && below(12) == 0; --n) {
+      serving_.plan.preempted.push_back(running[n - 1]->id);
+      budget += model_.freeable(*running[n - 1]);
+      ++num_preempted_;
+    }
+  }
+
+  void plan_chunk(const Sequence& s, int& budget) {
+    const auto& gone = serving_.plan.preempted;
+    if (std::find(gone.begin(), gone.end(), s.id) != gone.end() || below(4) == 0) return;
+    const int n = 1 + below(std::min(s.num_tokens() - s.num_computed, 100));
+    const int pages = ceil_div(s.num_computed + n, kBlockTokens) - s.blocks.num_blocks();
+    if (pages > budget) return;
+    budget -= std::max(pages, 0);
+    serving_.plan.chunks.push_back({s.id, s.num_computed, n, s.num_computed + n == s.num_tokens()});
+  }
+
+  void plan_admission(const Sequence& s, int& budget) {
+    if (below(2)) return;
+    const PrefixHit hit = model_.lookup(s);
+    const int n = 1 + below(std::min(s.num_tokens() - hit.num_tokens, 100));
+    const int end = hit.num_tokens + n;
+    const int pages = ceil_div(end, kBlockTokens) - hit.num_tokens / kBlockTokens + hit.num_free_pages;
+    if (pages > budget) return;
+    budget -= pages;
+    num_hit_tokens_ += hit.num_tokens;
+    serving_.plan.admitted.push_back(s.id);
+    serving_.plan.chunks.push_back({s.id, hit.num_tokens, n, end == s.num_tokens()});
+  }
+
+  void apply_to_model() {
+    const StepPlan& plan = serving_.plan;
+    for (SeqId id : plan.preempted) model_.release(id);
+    for (size_t i = 0; i < plan.admitted.size(); ++i)
+      model_.attach(serving_.sequences[plan.admitted[i]],
+                    plan.chunks[plan.chunks.size() - plan.admitted.size() + i].first_pos);
+    const int entries = model_.num_entries();
+    for (const ChunkPlan& chunk : plan.chunks)
+      model_.extend(serving_.sequences[chunk.seq], chunk.first_pos + chunk.num_tokens);
+    num_evicting_steps_ += model_.num_entries() < entries;
+  }
+
+  void compare() {
+    const KvManager& kv = serving_.kv;
+    kv.check_integrity(serving_.sequences.running());
+    ASSERT_EQ(kv.num_free_pages(), model_.free_pages());
+    ASSERT_EQ(kv.num_cached_pages(), model_.idle_pages());
+    ASSERT_EQ(kv.budget().free_pages, model_.budget());
+    for (const Sequence* s : serving_.sequences.running()) {
+      const SeqView view = kv.view(*s);
+      ASSERT_EQ(view.num_freeable, model_.freeable(*s)) << uint64_t(s->id);
+      ASSERT_EQ(view.num_blocks, ceil_div(s->num_computed, kBlockTokens));
+    }
+    for (const Sequence* s : serving_.sequences.waiting()) {
+      const PrefixHit hit = model_.lookup(*s);
+      const SeqView view = kv.view(*s);
+      ASSERT_EQ(view.num_cached, hit.num_tokens);
+      ASSERT_EQ(view.num_cached_free, hit.num_free_pages);
+    }
+  }
+
+  std::mt19937 rng_;
+  testing::FakeServing serving_;
+  NaiveKv model_;
+  int num_salts_;
+  int num_preempted_ = 0, num_hit_tokens_ = 0, num_evicting_steps_ = 0;
+};
+
+TEST(KvManager, BehavesLikeANaiveModel) {
+  int preempted = 0, hit_tokens = 0, evicting_steps = 0;
+  for (unsigned seed = 0; seed < 250; ++seed) {
+    SCOPED_TRACE(seed);
+    Twin twin(seed);
+    for (int op = 0; op < 400; ++op) {
+      SCOPED_TRACE(op);
+      twin.operate();
+      if (HasFailure()) return;
+    }
+    preempted += twin.num_preempted();
+    hit_tokens += twin.num_hit_tokens();
+    evicting_steps += twin.num_evicting_steps();
+  }
+  // The operations that matter did happen, often.
+  EXPECT_GT(preempted, 1000);
+  EXPECT_GT(hit_tokens, 100000);
+  EXPECT_GT(evicting_steps, 1000);
+  RecordProperty("preempted", preempted);
+  RecordProperty("hit_tokens", hit_tokens);
+  RecordProperty("evicting_steps", evicting_steps);
+}
+
+}  // namespace
+}  // namespace ekv
