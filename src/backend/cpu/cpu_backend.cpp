@@ -1,0 +1,189 @@
+// The reference backend: one forward pass over a mixed batch, top to bottom, in fp32 over fp16 KV pages.
+
+#include "backend/cpu/cpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace ekv {
+namespace {
+
+constexpr int kLogitRows = 64;  // rows of logits held at once; a row of 150,000 tokens is 600 KB
+
+int pool_pages(const KvConfig& kv, const KvShape& shape) {
+  if (kv.num_pages > 0) return kv.num_pages;
+  return int(std::min<size_t>(kv.pool_bytes / shape.page_bytes(), std::numeric_limits<int32_t>::max() - 1));
+}
+
+Status check_shape(const ModelConfig& m) {
+  const auto unsupported = [](std::string why) { return Error{Error::unsupported, std::move(why), "model"}; };
+  constexpr int kHeadDims[] = {64, 80, 96, 128, 256};
+  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), m.head_dim) == std::end(kHeadDims)) {
+    return unsupported(fmt::format("head_dim {} has no KV layout; 64, 80, 96, 128 and 256 have", m.head_dim));
+  }
+  if (m.kv_heads <= 0 || m.heads % m.kv_heads != 0) {
+    return unsupported(fmt::format("{} heads are no multiple of {} KV heads", m.heads, m.kv_heads));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, int threads)
+    : model_(model),
+      config_(model.config()),
+      kernels_(best_cpu_kernels()),
+      threads_(threads),
+      cpu_{kernels_, threads_},
+      weights_(model, threads_),
+      pool_(shape, format, kernels_),
+      attention_(kernels_, shape, config_.heads, threads_.size()),
+      rope_(rope_inverse_frequencies(config_)),
+      info_{"cpu", shape.pages} {
+  for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
+}
+
+void CpuBackend::submit(const StepInput& input) {
+  const int rows = int(input.tokens.size());
+  reserve(rows, int(input.sample_rows.size()));
+  chunk_failed_ = std::vector<std::atomic<bool>>(input.kv_len.size());
+  embed(cpu_, model_.weights().embedding, input.tokens, config_.hidden, hidden_.data());
+  rope_.set_positions(cpu_, input.positions);
+
+  rms_norm_rows(cpu_, hidden_.data(), weights_.layers.front().input_norm, eps(), rows, normed_.data());
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    attention_block(layer, input);
+    mlp_block(layer, rows);
+  }
+  sample(input);
+}
+
+// In: normed_ = RMSNorm of the residual stream for this layer. Out: hidden_ has attention added, normed_ is the
+// input of the MLP.
+void CpuBackend::attention_block(int layer, const StepInput& input) {
+  const CpuLayer& w = weights_.layers[layer];
+  const int rows = int(input.tokens.size());
+  const int64_t ld = w.qkv.padded_outputs();
+  multiply(kernels_, threads_, w.qkv, normed_.data(), config_.hidden, rows, wide_.data(), ld);
+  prepare_qkv(layer, input, ld);
+  attention_.run(pool_, threads_, layer, input, wide_.data(), ld, attended_.data());
+  multiply(kernels_, threads_, w.o, attended_.data(), config_.q_rows(), rows, delta_.data(), delta_ld());
+  add_rms_norm_rows(cpu_, delta_.data(), delta_ld(), w.post_norm, eps(), rows, hidden_.data(), normed_.data());
+}
+
+// Bias, QK-norm, RoPE, rotation, KV write. A row whose key or value is not finite fails its chunk.
+void CpuBackend::prepare_qkv(int layer, const StepInput& input, int64_t ld) {
+  const CpuLayer& w = weights_.layers[layer];
+  list_row_chunks(input);
+  for_each_row(cpu_, int(input.tokens.size()), [&](int row) {
+    float* q = wide_.data() + row * ld;
+    float* k = q + config_.q_rows();
+    float* v = k + config_.kv_rows();
+    if (!w.qkv_bias.empty()) kernels_.add(w.qkv_bias.data(), q, int(w.qkv_bias.size()));
+    for (int head = 0; head < config_.heads; ++head) {
+      turn_head(w.q_norm, row, q + head * config_.head_dim);
+      pool_.rotate(q + head * config_.head_dim);
+    }
+    const Slot slot = input.slot_mapping[row];
+    for (int head = 0; head < config_.kv_heads; ++head) {
+      turn_head(w.k_norm, row, k + head * config_.head_dim);
+      if (slot < 0) continue;
+      const bool good = pool_.write(layer, head, kKey, slot, k + head * config_.head_dim) &&
+                        pool_.write(layer, head, kValue, slot, v + head * config_.head_dim);
+      if (!good) chunk_failed_[row_chunk_[row]].store(true, std::memory_order_relaxed);
+    }
+  });
+}
+
+void CpuBackend::turn_head(const std::vector<float>& norm, int row, float* x) {
+  if (!norm.empty()) kernels_.rms_norm(x, norm.data(), x, config_.head_dim, eps());
+  kernels_.rope(rope_.cosine(row), rope_.sine(row), x, rope_.half());
+}
+
+void CpuBackend::list_row_chunks(const StepInput& input) {
+  row_chunk_.resize(input.tokens.size());
+  for (size_t chunk = 0; chunk + 1 < input.q_start.size(); ++chunk) {
+    std::fill(row_chunk_.begin() + input.q_start[chunk], row_chunk_.begin() + input.q_start[chunk + 1],
+              int(chunk));
+  }
+}
+
+// In: normed_ = input of the MLP. Out: hidden_ has it added, normed_ is the input of the next layer or of the
+// LM head.
+void CpuBackend::mlp_block(int layer, int rows) {
+  const CpuLayer& w = weights_.layers[layer];
+  const int64_t ld = w.gate_up.padded_outputs();
+  multiply(kernels_, threads_, w.gate_up, normed_.data(), config_.hidden, rows, wide_.data(), ld);
+  silu_mul_rows(cpu_, wide_.data(), ld, rows, config_.intermediate, attended_.data());
+  multiply(kernels_, threads_, w.down, attended_.data(), config_.intermediate, rows, delta_.data(), delta_ld());
+  const bool last = layer + 1 == config_.layers;
+  const std::vector<float>& norm = last ? weights_.final_norm : weights_.layers[layer + 1].input_norm;
+  add_rms_norm_rows(cpu_, delta_.data(), delta_ld(), norm, eps(), rows, hidden_.data(), normed_.data());
+}
+
+// LM head and sampling for the rows that need it, kLogitRows at a time.
+void CpuBackend::sample(const StepInput& input) {
+  const std::span<const SampleRow> all = input.sample_rows;
+  const int64_t ld = weights_.lm_head.padded_outputs();
+  output_.rows.assign(all.size(), {});
+  for (size_t begin = 0; begin < all.size(); begin += kLogitRows) {
+    const std::span<const SampleRow> some =
+        all.subspan(begin, std::min<size_t>(kLogitRows, all.size() - begin));
+    for (size_t i = 0; i < some.size(); ++i) {
+      std::copy_n(normed_.data() + int64_t(some[i].row) * config_.hidden, config_.hidden,
+                  gathered_.data() + i * size_t(config_.hidden));
+    }
+    multiply(kernels_, threads_, weights_.lm_head, gathered_.data(), config_.hidden, int(some.size()),
+             logits_.data(), ld);
+    threads_.for_each(int(some.size()), [&](int i, int thread) {
+      const std::span<float> logits{logits_.data() + i * ld, size_t(config_.vocab)};
+      std::optional<SampledRow> row = samplers_[thread].sample(some[i], logits);
+      if (row) output_.rows[begin + size_t(i)] = std::move(*row);
+      if (!row) chunk_failed_[row_chunk_[some[i].row]].store(true, std::memory_order_relaxed);
+    });
+  }
+}
+
+const StepOutput& CpuBackend::collect() {
+  output_.invalid_chunks.clear();
+  for (size_t chunk = 0; chunk < chunk_failed_.size(); ++chunk) {
+    if (chunk_failed_[chunk].load(std::memory_order_relaxed)) output_.invalid_chunks.push_back(int32_t(chunk));
+  }
+  return output_;
+}
+
+// Buffers only grow: after the largest step nothing is allocated any more.
+void CpuBackend::reserve(int rows, int sample_rows) {
+  const auto grow = [](std::vector<float>& buffer, int64_t size) {
+    if (int64_t(buffer.size()) < size) buffer.resize(size_t(size));
+  };
+  const CpuLayer& w = weights_.layers.front();
+  const int64_t n = rows;
+  grow(hidden_, n * config_.hidden);
+  grow(normed_, n * config_.hidden);
+  grow(wide_, n * std::max(w.qkv.padded_outputs(), w.gate_up.padded_outputs()));
+  grow(attended_, n * std::max(config_.q_rows(), config_.intermediate));
+  grow(delta_, n * delta_ld());
+  grow(gathered_, int64_t(kLogitRows) * config_.hidden);
+  grow(logits_, int64_t(std::min(sample_rows, kLogitRows)) * weights_.lm_head.padded_outputs());
+}
+
+Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
+                                                  const CpuOptions& options) {
+  const ModelConfig& m = model.config();
+  if (Status bad = check_shape(m)) return *bad;
+  KvShape shape{m.layers, 0, m.kv_heads, m.head_dim};
+  shape.pages = pool_pages(config.kv, shape);
+  if (shape.pages < 2) {
+    return Error{Error::invalid_argument,
+                 fmt::format("a KV pool of {} bytes holds {} pages of {} bytes; give it at least two",
+                             config.kv.pool_bytes, shape.pages, shape.page_bytes()),
+                 "kv.pool_bytes"};
+  }
+  return std::unique_ptr<Backend>(
+      std::make_unique<CpuBackend>(model, shape, config.kv.base_format, options.threads));
+}
+
+}  // namespace ekv
