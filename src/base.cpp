@@ -23,9 +23,9 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void check_failed(const char* expression, std::string_view reason, std::source_location at) {
-  std::fprintf(stderr, "%s:%u: bug: %.*s (%s is false)\n", at.file_name(), unsigned(at.line()),
-               int(reason.size()), reason.data(), expression);
+void check_failed(const char* expression, std::string_view reason, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: bug: %.*s (%s is false)\n", file, line, int(reason.size()), reason.data(),
+               expression);
   std::abort();
 }
 

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,11 +18,11 @@ enum class SeqId : uint64_t {};
 enum class PageId : int32_t {};  // a place in the device pool, of the size of one TARGET block
 constexpr PageId kNoPage{-1};
 
-[[noreturn]] void check_failed(const char* expression, std::string_view reason, std::source_location at);
+[[noreturn]] void check_failed(const char* expression, std::string_view reason, const char* file, int line);
 
 // A broken invariant ends the process: every later answer would be wrong. Never for bad input.
 #define EKV_CHECK(condition, reason) \
-  ((condition) ? void(0) : ::ekv::check_failed(#condition, reason, std::source_location::current()))
+  ((condition) ? void(0) : ::ekv::check_failed(#condition, reason, __FILE__, __LINE__))
 
 struct Error {
   enum Code { invalid_argument, not_found, too_large, unavailable, unsupported, io, internal };
