@@ -2,6 +2,6 @@
 foreach(name config page_pool prefix_cache scheduler pack_step sequence)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_core)
 endforeach()
-foreach(name kv_model)
+foreach(name kv_model scheduler_property)
   ekv_test(${name}_test LABEL property SOURCES property/${name}_test.cpp LIBS ekv_core)
 endforeach()
