@@ -1,0 +1,157 @@
+// host_bench.cpp -- what a step costs on the host before and after the device runs: views, plan_step, commit
+// and pack_step at 1 to 1,000 running decodes, publishing, and prefix lookup. Budget: DESIGN.md section 9.
+
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+
+#include "elastickv/kv_manager.h"
+#include "elastickv/scheduler.h"
+#include "sched/pack_step.h"
+
+namespace ekv {
+namespace {
+
+constexpr int kPrompt = 2048, kOutput = 1024;  // lengths of a sequence; a run sees 2,048 to 3,072 tokens
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// `num_shared` leading tokens are the same for all.
+Request request(int id, int num_shared) {
+  Request r{.prompt = {}, .sampling = {.max_tokens = kOutput}, .cache_salt = {}, .arrival_us = id};
+  for (int i = 0; i < kPrompt + id % kPairTokens; ++i) r.prompt.push_back(i < num_shared ? i : id * 7919 + i);
+  return r;
+}
+
+class Steps {
+ public:
+  Steps(int num_seqs, int num_shared)
+      : num_seqs_(num_seqs),
+        num_shared_(num_shared),
+        config_{.max_step_tokens = 1 << 20, .max_step_seqs = num_seqs},
+        kv_({}, num_seqs * ceil_div(kPrompt + kPairTokens + kOutput, kBlockTokens)),
+        sequences_(SchedulingPolicy::fcfs) {
+    refill();
+  }
+
+  // One step; returns the seconds of views, plan, commit and pack, and of publishing.
+  std::pair<double, double> run() {
+    if (sequences_.running()[0]->num_output() == kOutput) refill();
+    const auto start = std::chrono::steady_clock::now();
+    prepare();
+    const double prepared = seconds_since(start);
+    const auto after = std::chrono::steady_clock::now();
+    publish();
+    return {prepared, seconds_since(after)};
+  }
+
+ private:
+  void prepare() {
+    running_.clear(), waiting_.clear();
+    for (const Sequence* s : sequences_.running()) running_.push_back(kv_.view(*s));
+    for (const Sequence* s : sequences_.waiting()) waiting_.push_back(kv_.view(*s));
+    plan_step(config_, running_, waiting_, kv_.budget(), plan_);
+    kv_.commit(plan_, sequences_);
+    for (SeqId id : plan_.admitted) sequences_.admit(id);
+    pack_step(plan_, sequences_, packed_);
+  }
+
+  void publish() {
+    for (const ChunkPlan& chunk : plan_.chunks) {
+      Sequence& s = sequences_[chunk.seq];
+      s.num_computed += chunk.num_tokens;
+      kv_.publish(s);
+      s.tokens.push_back(TokenId(s.id) + s.num_tokens());
+    }
+  }
+
+  void refill() {
+    while (!sequences_.empty()) {
+      Sequence& s = *sequences_.running().back();
+      kv_.release(s);
+      sequences_.erase(s.id);
+    }
+    for (int i = 0; i < num_seqs_; ++i) sequences_.add(SeqId(++next_id_), request(i, num_shared_));
+    while (!sequences_.waiting().empty()) prepare(), publish();
+  }
+
+  int num_seqs_, num_shared_;
+  SchedulerConfig config_;
+  KvManager kv_;
+  SequenceTable sequences_;
+  std::vector<SeqView> running_, waiting_;
+  StepPlan plan_;
+  PackedStep packed_;
+  uint64_t next_id_ = 0;
+};
+
+void plan_commit_pack(benchmark::State& state) {
+  Steps steps(int(state.range(0)), int(state.range(1)));
+  double publishing = 0;
+  for (auto _ : state) {
+    const auto [prepared, published] = steps.run();
+    state.SetIterationTime(prepared);
+    publishing += published;
+  }
+  state.counters["publish_us"] = benchmark::Counter(publishing * 1e6, benchmark::Counter::kAvgIterations);
+}
+BENCHMARK(plan_commit_pack)
+    ->ArgNames({"seqs", "shared"})
+    ->ArgsProduct({{1, 16, 64, 256, 1000}, {0, 1024}})
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+
+void plan_only(benchmark::State& state) {
+  std::vector<SeqView> running, waiting;
+  for (int i = 0; i < state.range(0); ++i)
+    running.push_back({.id = SeqId(uint64_t(i)),
+                       .num_tokens = 2000 + i,
+                       .num_computed = 1999 + i,
+                       .num_blocks = ceil_div(1999 + i, kBlockTokens),
+                       .num_freeable = 100,
+                       .num_cached = 0,
+                       .num_cached_free = 0});
+  StepPlan plan;
+  for (auto _ : state) {
+    plan_step({.max_step_tokens = 8192, .max_step_seqs = 1024}, running, waiting, {1000, 100000}, plan);
+    benchmark::DoNotOptimize(plan);
+  }
+}
+BENCHMARK(plan_only)->ArgName("seqs")->Arg(1)->Arg(16)->Arg(64)->Arg(256)->Arg(1000)->Unit(
+    benchmark::kMicrosecond);
+
+// A prompt whose every pair is cached, in a cache with other content.
+void prefix_lookup(benchmark::State& state) {
+  const int length = int(state.range(0));
+  KvManager kv({}, 1 << 16);
+  SequenceTable sequences(SchedulingPolicy::fcfs);
+  StepPlan plan;
+  for (int i = 0; i < 200; ++i) {
+    Request r{.prompt = {}, .sampling = {}, .cache_salt = {}};
+    for (int t = 0; t < (i == 100 ? length : 2000); ++t) r.prompt.push_back(i * 100003 + t);
+    Sequence& s = sequences.add(SeqId(uint64_t(i)), std::move(r));
+    plan = {{{s.id, 0, s.num_tokens(), true}}, {s.id}, {}};
+    kv.commit(plan, sequences);
+    sequences.admit(s.id);
+    s.num_computed = s.num_tokens();
+    kv.publish(s);
+  }
+  const Sequence& s = sequences[SeqId{100}];
+  for (auto _ : state) benchmark::DoNotOptimize(kv.lookup(s));
+  state.counters["pairs_per_s"] =
+      benchmark::Counter(double((length - 1) / kPairTokens), benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(prefix_lookup)
+    ->ArgName("tokens")
+    ->Arg(128)
+    ->Arg(1024)
+    ->Arg(8192)
+    ->Arg(65536)
+    ->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace ekv
+
+BENCHMARK_MAIN();
