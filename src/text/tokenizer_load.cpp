@@ -91,12 +91,12 @@ void Loader::read_vocabulary() {
   const size_t num_added = added.is_array() ? added.size() : 0;
   max_id_ = 2 * (vocab.size() + num_added) + kMaxHoles;
   bpe_.vocab.reserve(vocab.size());
-  for (const auto& [text, id] : vocab.items()) {
-    const auto fail = [&](std::string_view what) { field[text.c_str()].fail(what); };
-    if (!id.is_number_integer()) return fail("must be an integer");
-    if (const std::string problem = claim(field[text.c_str()].integer(), text); !problem.empty())
-      return fail(problem);
-    bpe_.vocab.emplace(text, TokenId(id.get<int64_t>()));
+  for (auto entry = vocab.begin(); entry != vocab.end() && !status_; ++entry) {
+    const std::string& text = entry.key();
+    const Field place(*entry, fmt::format("{}.{}", field.path(), text), &status_);
+    if (!entry->is_number_integer()) return place.fail("must be an integer");
+    if (const std::string problem = claim(place.integer(), text); !problem.empty()) return place.fail(problem);
+    bpe_.vocab.emplace(text, TokenId(entry->get<int64_t>()));
   }
 }
 

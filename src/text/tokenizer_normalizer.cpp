@@ -9,12 +9,12 @@
 namespace ekv {
 namespace {
 
-constexpr int kMaxDepth = 8;                  // of Sequence inside Sequence
-constexpr char32_t kFirstCombining = 0x0300;  // below, every character is its own NFC (UAX 15, quick check)
-constexpr int kMaxDecomposition = 32;         // characters; the longest of Unicode 15 (U+FDFA) has 18
+constexpr int kMaxDepth = 8;           // of Sequence inside Sequence
+constexpr int kMaxDecomposition = 32;  // characters; the longest of Unicode 15 (U+FDFA) has 18
 
 bool is_its_own_nfc(std::string_view text) {
-  // U+0300 is CC 80 in UTF-8: a text without lead bytes from CC on has only characters below it.
+  // UAX 15, quick check: every character below U+0300 is. U+0300 is CC 80 in UTF-8: a text without lead bytes
+  // from CC on has only characters below it.
   return std::all_of(text.begin(), text.end(), [](char c) { return uint8_t(c) < 0xCC; });
 }
 
