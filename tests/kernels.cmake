@@ -1,0 +1,13 @@
+# Kernel tests: one source, two link targets. The plain twin runs everywhere; *_cuda needs a GPU (label gpu).
+function(ekv_kernel_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;CPU;CUDA" ${ARGN})
+  ekv_test(${name} LABEL kernels SOURCES ${ARG_SOURCES} ${ARG_CPU} LIBS ekv_base)
+  if(TARGET ekv_kernels)
+    ekv_test(${name}_cuda LABEL gpu SOURCES ${ARG_SOURCES} ${ARG_CUDA} LIBS ekv_kernels)
+  endif()
+endfunction()
+
+ekv_kernel_test(attention_test SOURCES kernels/attention_test.cpp CPU support/run_cpu.cpp CUDA support/run_cuda.cpp)
+foreach(part kv_cache layer_ops sampling)
+  ekv_kernel_test(${part}_test SOURCES kernels/${part}_test.cpp CPU support/run_cpu_ops.cpp CUDA support/run_cuda_ops.cpp)
+endforeach()
