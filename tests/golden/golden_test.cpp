@@ -1,5 +1,5 @@
-// The CPU backend against Hugging Face transformers in float32 on the same weights (tests/data/golden, written by
-// scripts/make_goldens.py). What remains between the two: KV as fp16 on the fixed8 grid (2^-12 of a vector's
+// The CPU backend against Hugging Face transformers in float32 on the same weights (tests/data/golden, written
+// by scripts/make_goldens.py). What remains between the two: KV as fp16 on the fixed8 grid (2^-12 of a vector's
 // largest element and less) and the order of fp32 sums.
 
 #include <gtest/gtest.h>
@@ -78,7 +78,8 @@ void expect_greedy(const std::vector<TokenId>& got, const Json& record, double e
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     if (got[i] == want[i]) continue;
-    EXPECT_LT(gaps[i], error) << what << ": token " << i << " is " << got[i] << ", the reference has " << want[i];
+    EXPECT_LT(gaps[i], error) << what << ": token " << i << " is " << got[i] << ", the reference has "
+                              << want[i];
     return;  // later tokens follow another text
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-// backend_driver.h -- drives a Backend without an engine: sequences with pages of their own choice, chunks in any
-// order. What a test wants from a step it says per sequence.
+// backend_driver.h -- drives a Backend without an engine: sequences with pages of their own choice, chunks in
+// any order. What a test wants from a step it says per sequence.
 
 #include <algorithm>
 #include <vector>
@@ -10,10 +10,10 @@
 namespace ekv::test {
 
 struct DrivenSequence {
-  std::vector<TokenId> tokens;      // prompt, then output
+  std::vector<TokenId> tokens;  // prompt, then output
   int num_prompt = 0;
   int num_computed = 0;
-  std::vector<PairEntry> pairs;     // pages so far
+  std::vector<PairEntry> pairs;  // pages so far
   SamplingParams sampling = greedy_sampling();
 
   static SamplingParams greedy_sampling() {
