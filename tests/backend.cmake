@@ -1,5 +1,5 @@
 # The CPU backend: inner loops against definitions, then whole models against recorded answers.
-foreach(name cpu_ops cpu_gemm)
+foreach(name cpu_ops cpu_gemm cpu_kv cpu_sampler)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_cpu)
 endforeach()
 ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp LIBS ekv_cpu)
