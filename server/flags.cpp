@@ -1,0 +1,191 @@
+#include "server/flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "util/json.h"
+
+namespace ekv {
+namespace {
+
+// Texts that need a parser of their own, before they become flags.
+struct RawFlags {
+  std::string max_model_len = "auto";
+  std::string kv_cache_memory = "1G";
+  std::string max_body = "32M";
+  std::string max_step_tokens = "2048";
+  std::string scheduling_policy = "fcfs";
+  std::string generation_config = "auto";
+  std::string allowed_origins = "[\"*\"]";
+};
+
+void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
+  app.add_option("model,--model", flags.model, "Hugging Face folder, or the name of a built-in config")
+      ->required();
+  app.add_option("--served-model-name", flags.served_model_names,
+                 "names that requests may use; replies carry the first (default: the model as given)");
+  app.add_option("--max-model-len", raw.max_model_len,
+                 "tokens of prompt and output together; 8k = 8000, 8K = 8192; auto or -1: the most that fits")
+      ->capture_default_str();
+  app.add_option("--load-format", flags.load_format, "auto, safetensors, or dummy (random weights)")
+      ->check(CLI::IsMember({"auto", "safetensors", "dummy"}))
+      ->capture_default_str();
+  app.add_option("--seed", flags.seed, "seed of the weights of --load-format dummy")->capture_default_str();
+  app.add_option("--generation-config", raw.generation_config,
+                 "auto: sampling defaults from generation_config.json; vllm: neutral ones")
+      ->check(CLI::IsMember({"auto", "vllm"}))
+      ->capture_default_str();
+  app.add_option("--chat-template", flags.chat_template, "Jinja file instead of the model's own template")
+      ->check(CLI::ExistingFile);
+  app.add_option("--max-logprobs", flags.max_logprobs, "most alternatives that a request may ask for")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app.add_option("--device", flags.device, "auto or cpu")
+      ->check(CLI::IsMember({"auto", "cpu"}))
+      ->capture_default_str();
+  app.add_option("--threads", flags.threads, "threads of the CPU backend; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+}
+
+void add_engine_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
+  SchedulerConfig& scheduler = flags.engine.scheduler;
+  app.add_option("--kv-cache-memory-bytes", raw.kv_cache_memory, "bytes of the KV pool; 512M, 4G")
+      ->capture_default_str();
+  app.add_option("--num-gpu-blocks-override", flags.engine.kv.num_pages,
+                 "exact number of KV pages of 16 tokens; 0: what fits in the pool")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.engine.kv.prefix_cache,
+               "reuse the KV of equal prompt prefixes (default: on)");
+  app.add_option("--max-num-batched-tokens", raw.max_step_tokens, "tokens computed in one step")
+      ->capture_default_str();
+  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")->capture_default_str();
+  app.add_option("--long-prefill-token-threshold", scheduler.max_chunk_tokens,
+                 "longest prefill chunk of one sequence, in tokens; 0: no limit")
+      ->capture_default_str();
+  app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
+      ->check(CLI::IsMember({"fcfs", "priority"}))
+      ->capture_default_str();
+  app.add_flag("--scheduler-reserve-full-isl,!--no-scheduler-reserve-full-isl", scheduler.reserve_full_prompt,
+               "admit a request only when its whole prompt fits (default: on)");
+  app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting, 0 to 1")
+      ->capture_default_str();
+  app.add_option("--max-num-queued-reqs", flags.max_queued,
+                 "sequences that may wait; more are refused with 503; 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--watchdog-timeout", flags.watchdog_timeout_s,
+                 "seconds of one step after which /health says 503")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
+  app.add_option("--host", flags.http.host, "address to listen on")->capture_default_str();
+  app.add_option("--port", flags.http.port, "TCP port; 0: any free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  app.add_option("--api-key", flags.api_keys, "key that /v1 requests must carry; may be given several times");
+  app.add_option("--allowed-origins", raw.allowed_origins,
+                 "JSON list of origins of browser pages that may call; []: no CORS headers")
+      ->capture_default_str();
+  app.add_flag("--enable-request-id-headers", flags.echo_request_id, "send X-Request-Id back");
+  app.add_flag("--enable-prompt-tokens-details", flags.prompt_tokens_details, "cached tokens in `usage`");
+  app.add_option("--max-body-bytes", raw.max_body, "largest request body; more is refused with 413")
+      ->capture_default_str();
+  app.add_option("--max-connections", flags.http.max_connections, "open connections; more are refused with 503")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--shutdown-timeout", flags.shutdown_timeout_s,
+                 "seconds that running requests get to finish after SIGTERM; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
+  const Result<int64_t> size = parse_size(text);
+  if (!size) throw CLI::ValidationError(flag, size.error().message);
+  if (*size < least || *size > most)
+    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
+  return *size;
+}
+
+std::vector<std::string> origins_or_throw(const std::string& text) {
+  const Result<Json> list = parse_json(text);
+  if (!list || !list->is_array() ||
+      !std::all_of(list->begin(), list->end(), [](auto& o) { return o.is_string(); }))
+    throw CLI::ValidationError("--allowed-origins",
+                               "must be a JSON list of strings, such as '[\"https://a.example\"]'");
+  return list->get<std::vector<std::string>>();
+}
+
+void finish(const RawFlags& raw, ServeFlags& flags) {
+  if (raw.max_model_len != "auto" && raw.max_model_len != "-1")
+    flags.max_model_len = int(size_or_throw("--max-model-len", raw.max_model_len, 1, 1 << 24));
+  flags.engine.kv.pool_bytes =
+      size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
+  flags.http.max_body_bytes = size_t(size_or_throw("--max-body-bytes", raw.max_body, 1, int64_t(1) << 40));
+  flags.engine.scheduler.max_step_tokens =
+      int(size_or_throw("--max-num-batched-tokens", raw.max_step_tokens, 1, 1 << 24));
+  flags.engine.scheduler.policy =
+      raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
+  flags.use_generation_config = raw.generation_config == "auto";
+  flags.allowed_origins = origins_or_throw(raw.allowed_origins);
+  for (const std::string& key : flags.api_keys)
+    if (key.empty() ||
+        !std::all_of(key.begin(), key.end(), [](char c) { return c > 0x20 && c < 0x7f && c != '%'; }))
+      throw CLI::ValidationError("--api-key", "must be visible ASCII characters without '%'");
+  if (flags.served_model_names.empty()) flags.served_model_names = {flags.model};
+}
+
+}  // namespace
+
+Result<int64_t> parse_size(const std::string& text) {
+  const Error wrong{
+      Error::invalid_argument, fmt::format("'{}' is not a size such as 4096, 8k, 8K, 25.6k or 4G", text), {}};
+  const size_t digits = text.find_first_not_of("0123456789.");
+  const std::string number = text.substr(0, digits),
+                    suffix = digits == std::string::npos ? "" : text.substr(digits);
+  if (number.empty() || number.front() == '.' || std::count(number.begin(), number.end(), '.') > 1 ||
+      number.size() > 18 || suffix.size() > 1)
+    return wrong;
+  const size_t power = suffix.empty() ? 0 : std::string("kKmMgGtT").find(suffix) / 2 + 1;
+  if (power > 4) return wrong;
+  const bool binary = !suffix.empty() && suffix[0] < 'a';
+  if (number.find('.') != std::string::npos && (binary || suffix.empty())) return wrong;
+  const double size = std::stod(number) * std::pow(binary ? 1024.0 : 1000.0, double(power));
+  if (!(size < 9e18)) return wrong;
+  return int64_t(std::llround(size));
+}
+
+const char* version_text() { return EKV_VERSION; }
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
+  app.set_version_flag("--version", std::string("elastickv ") + version_text());
+  app.require_subcommand(1);
+  ServeFlags flags;
+  RawFlags raw;
+  CLI::App* serve = app.add_subcommand("serve", "Serve a model over HTTP until SIGTERM or SIGINT.");
+  serve->set_config("--config", "", "file with flags, one `name = value` per line");
+  serve->allow_config_extras(CLI::config_extras_mode::error);
+  add_model_flags(*serve, flags, raw);
+  add_engine_flags(*serve, flags, raw);
+  add_http_flags(*serve, flags, raw);
+  std::ostringstream out;
+  try {
+    app.parse(argc, argv);
+    finish(raw, flags);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e, out, out);
+    return {.serve = {}, .text = out.str(), .exit_code = code};
+  }
+  return {.serve = std::move(flags), .text = {}};
+}
+
+}  // namespace ekv

@@ -1,0 +1,154 @@
+#include "server/generate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "server/answer.h"
+
+namespace ekv {
+namespace {
+
+constexpr size_t kMaxRequestIdBytes = 128;
+// No tokenizer of ours makes less than one token of so many bytes: whoever sends more than the context times
+// this is refused before the work of tokenising.
+constexpr size_t kMaxBytesPerToken = 1024;
+
+int64_t unix_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+uint64_t random_bits() {
+  std::random_device device;
+  return uint64_t(device()) << 32 | device();
+}
+
+}  // namespace
+
+Result<std::string> reply_id(const HttpRequest& request, const char* prefix) {
+  const std::string given = request.header("X-Request-Id");
+  const bool printable = std::all_of(given.begin(), given.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+  if (!printable || given.size() > kMaxRequestIdBytes)
+    return Error{Error::invalid_argument,
+                 fmt::format("X-Request-Id must be at most {} visible ASCII characters", kMaxRequestIdBytes),
+                 "X-Request-Id"};
+  return prefix + (given.empty() ? fmt::format("{:016x}{:016x}", random_bits(), random_bits()) : given);
+}
+
+HttpResponse error_reply(const Error& error) {
+  HttpResponse response = json_reply(error_body(error), http_status(error));
+  if (response.status == 503) response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+HttpResponse json_reply(std::string body, int status) {
+  HttpResponse response;
+  response.status = status;
+  response.body = std::move(body);
+  return response;
+}
+
+Generate::Generate(const ServedModel& model, EngineLoop& loop, DisconnectWatcher& watcher, const Clock& clock)
+    : model_(model), loop_(loop), watcher_(watcher), clock_(clock), next_seed_(random_bits()) {}
+
+HttpResponse Generate::completion(const HttpRequest& http) {
+  Result<Json> body = parse_json(http.body);
+  if (!body) return error_reply(body.error());
+  Result<ApiRequest> request = parse_completion(*body, model_.limits);
+  if (!request) return error_reply(request.error());
+  Result<std::vector<Prompt>> prompts = tokenize(*request);
+  if (!prompts) return error_reply(prompts.error());
+  return answer(http, *request, *std::move(prompts));
+}
+
+HttpResponse Generate::chat(const HttpRequest& http) {
+  Result<Json> body = parse_json(http.body);
+  if (!body) return error_reply(body.error());
+  Result<ApiRequest> request = parse_chat(*body, model_.limits);
+  if (!request) return error_reply(request.error());
+  Result<std::string> text = model_.render_chat(request->chat);
+  if (!text) return error_reply(text.error());
+  Result<Prompt> prompt = encode(*text, request->add_special_tokens);
+  if (!prompt) return error_reply(prompt.error());
+  prompt->text.clear();
+  const Json& last = request->chat.messages.back();
+  if (request->reply.echo && member(last, "role") == "assistant" && member(last, "content").is_string())
+    prompt->text = last["content"].get<std::string>();
+  return answer(http, *request, {*std::move(prompt)});
+}
+
+Result<std::vector<Generate::Prompt>> Generate::tokenize(const ApiRequest& request) const {
+  std::vector<Prompt> prompts;
+  for (const PromptInput& input : request.prompts) {
+    if (const auto* tokens = std::get_if<std::vector<TokenId>>(&input)) {
+      prompts.push_back({.text = {}, .tokens = *tokens});
+      continue;
+    }
+    Result<Prompt> prompt = encode(std::get<std::string>(input), request.add_special_tokens);
+    if (!prompt) return prompt.error();
+    prompts.push_back(*std::move(prompt));
+  }
+  return prompts;
+}
+
+Result<Generate::Prompt> Generate::encode(const std::string& text, bool add_special_tokens) const {
+  const size_t limit = size_t(model_.limits.max_model_len) * kMaxBytesPerToken;
+  if (text.size() > limit)
+    return Error{
+        Error::too_large,
+        fmt::format("the prompt has {} bytes; no prompt of more than {} bytes fits the context of {} tokens",
+                    text.size(), limit, model_.limits.max_model_len),
+        "prompt"};
+  Result<std::vector<TokenId>> tokens = model_.tokenizer.encode(text, add_special_tokens);
+  if (!tokens) return tokens.error();
+  return Prompt{.text = text, .tokens = *std::move(tokens)};
+}
+
+HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts) {
+  Result<std::string> id = reply_id(http, request.reply.chat ? "chatcmpl-" : "cmpl-");
+  if (!id) return error_reply(id.error());
+  std::vector<Request> all;
+  std::vector<AnswerPrompt> reports;
+  const uint64_t seed = next_seed_.fetch_add(0x9e3779b97f4a7c15);  // the next one differs in every bit
+  for (Prompt& prompt : prompts) {
+    Result<std::vector<Request>> choices =
+        engine_requests(request, std::move(prompt.tokens), model_.limits, seed + all.size(), clock_.now_us());
+    if (!choices) return error_reply(choices.error());
+    reports.push_back({std::move(prompt.text), choices->front().prompt});
+    std::move(choices->begin(), choices->end(), std::back_inserter(all));
+  }
+  Result<std::shared_ptr<Generation>> generation = loop_.submit(std::move(all), request.n);
+  if (!generation) return error_reply(generation.error());
+
+  const auto answer = std::make_shared<Answer>(model_.tokenizer, request, std::move(reports), *std::move(id),
+                                               unix_seconds(), *std::move(generation));
+  answer->watch(watcher_, http.socket);
+  if (!request.reply.stream) {
+    Result<std::string> reply = answer->whole_reply();
+    if (!reply) return error_reply(reply.error());
+    return json_reply(*std::move(reply));
+  }
+  // The first event before the first header: what fails until then is told by a real status.
+  std::string first;
+  const Result<bool> more = answer->next_events(first);
+  if (!more) return error_reply(more.error());
+  HttpResponse response;
+  response.content_type = "text/event-stream";
+  response.headers.emplace_back("Cache-Control", "no-cache");
+  response.next_chunk = [answer, first = std::move(first), more = *more](std::string& chunk) mutable {
+    if (!first.empty()) {
+      chunk = std::exchange(first, {});
+      return more;
+    }
+    const Result<bool> next = answer->next_events(chunk);
+    if (next) return *next;
+    chunk += server_sent_event(error_body(next.error())) + end_of_stream();
+    return false;
+  };
+  return response;
+}
+
+}  // namespace ekv

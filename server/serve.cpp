@@ -1,0 +1,225 @@
+#include "server/serve.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+
+#include "elastickv/backend.h"
+#include "elastickv/model.h"
+#include "elastickv/tokenizer.h"
+#include "server/chat_prompt.h"
+#include "server/service.h"
+#include "util/files.h"
+
+namespace ekv {
+namespace {
+
+struct Loaded {
+  Model model;
+  ServedModel served;
+  EngineConfig engine;
+};
+
+bool is_folder(const std::string& path) { return std::filesystem::is_directory(path); }
+
+Result<ModelConfig> read_config(const ServeFlags& flags) {
+  if (is_folder(flags.model)) return load_model_config(flags.model, flags.max_model_len.value_or(0));
+  Result<ModelConfig> config = builtin_model_config(flags.model);
+  if (config) return config;
+  return Error{
+      Error::not_found,
+      fmt::format("'{}' is neither a folder nor a built-in model: {}", flags.model, config.error().message),
+      "model"};
+}
+
+Result<Model> load_weights(const ServeFlags& flags, ModelConfig config) {
+  if (flags.load_format == "dummy") return Model::dummy(std::move(config), flags.seed);
+  if (is_folder(flags.model)) return Model::load(flags.model, std::move(config));
+  return Error{Error::invalid_argument,
+               fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
+               "load-format"};
+}
+
+Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& tokenizer) {
+  std::string source = tokenizer.chat_template();
+  if (!flags.chat_template.empty()) {
+    Result<std::string> file = read_file(flags.chat_template);
+    if (!file) return file.error();
+    source = *std::move(file);
+  }
+  return make_chat_renderer(source, flags.chat_template.empty() ? "chat template" : flags.chat_template,
+                            tokenizer);
+}
+
+int pages_of_pool(const ModelConfig& model, const KvConfig& kv) {
+  if (kv.num_pages > 0) return kv.num_pages;
+  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+  return int(std::min<size_t>(kv.pool_bytes / shape.page_bytes(), 1 << 24));
+}
+
+Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
+  Result<Tokenizer> tokenizer = Tokenizer::load(flags.model);
+  if (!tokenizer) return tokenizer.error();
+  Result<RenderChat> render = load_chat_template(flags, *tokenizer);
+  if (!render) return render.error();
+  const ModelConfig& config = model.config();
+  ApiLimits limits{.model_names = flags.served_model_names,
+                   .max_model_len = max_model_len,
+                   .vocab_size = config.vocab,
+                   .max_logprobs = flags.max_logprobs,
+                   .defaults = flags.use_generation_config ? config.generation : GenerationDefaults(),
+                   .eos_ids = config.eos_ids,
+                   .cached_tokens_in_usage = flags.prompt_tokens_details};
+  if (const auto eos = tokenizer->eos_id();
+      eos && std::count(limits.eos_ids.begin(), limits.eos_ids.end(), *eos) == 0)
+    limits.eos_ids.push_back(*eos);
+  return ServedModel{.limits = std::move(limits),
+                     .tokenizer = *std::move(tokenizer),
+                     .render_chat = *std::move(render),
+                     .created_s = int64_t(::time(nullptr)),
+                     .root = flags.model};
+}
+
+Result<Loaded> load(const ServeFlags& flags) {
+  Result<ModelConfig> config = read_config(flags);
+  if (!config) return config.error();
+  EngineConfig engine = flags.engine;
+  engine.kv.num_pages = pages_of_pool(*config, engine.kv);
+  const Result<int> context = fit_context(flags.max_model_len, config->max_position, engine.kv.num_pages);
+  if (!context) return context.error();
+  engine.max_model_len = *context;
+  if (Status wrong = validate(engine)) return *std::move(wrong);
+  log_info(fmt::format("loading {} ({}, {:.0f} million parameters)", flags.model,
+                       architecture_name(config->architecture), double(config->num_parameters()) / 1e6));
+  Result<Model> model = load_weights(flags, *std::move(config));
+  if (!model) return model.error();
+  Result<ServedModel> served = describe(flags, *model, engine.max_model_len);
+  if (!served) return served.error();
+  return Loaded{*std::move(model), *std::move(served), engine};
+}
+
+void report(const Loaded& loaded, const Backend& backend) {
+  const ModelConfig& model = loaded.model.config();
+  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+  const int pages = loaded.engine.kv.num_pages;
+  log_info(fmt::format("weights: {:.1f} MiB; backend: {}", double(loaded.model.weight_bytes()) / (1 << 20),
+                       backend.info().name));
+  log_info(fmt::format("KV pool: {} pages of {} tokens = {} tokens, {:.1f} MiB; prefix cache {}", pages,
+                       kBlockTokens, int64_t(pages) * kBlockTokens,
+                       double(shape.page_bytes()) * pages / (1 << 20),
+                       loaded.engine.kv.prefix_cache ? "on" : "off"));
+  log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences",
+                       loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
+                       loaded.engine.scheduler.max_step_seqs));
+}
+
+// One descriptor per connection: the usual soft limit of 1024 is less than what we are ready to serve.
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+sigset_t block_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // threads made from here on inherit it
+  signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+ServiceConfig service_config(const ServeFlags& flags) {
+  return {.http = flags.http,
+          .routes = {.version = version_text(),
+                     .api_keys = flags.api_keys,
+                     .allowed_origins = flags.allowed_origins,
+                     .echo_request_id = flags.echo_request_id},
+          .loop = {.max_queued = flags.max_queued, .hang_us = int64_t(flags.watchdog_timeout_s) * 1000000}};
+}
+
+int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> backend,
+        const sigset_t& signals) {
+  const SteadyClock clock;
+  std::atomic<bool> engine_failed = false;
+  Service service(
+      service_config(flags), loaded.served, loaded.engine, backend->info().num_pages,
+      [&](EngineListener& listener) {
+        return std::make_unique<Engine>(loaded.engine, std::move(backend), clock, listener);
+      },
+      clock,
+      [&] {
+        engine_failed = true;
+        ::kill(::getpid(), SIGTERM);  // wakes the wait below
+      });
+  if (Status failed = service.start()) {
+    log_error(failed->message);
+    return 1;
+  }
+  log_info(fmt::format("serving {} on http://{}:{}", flags.served_model_names.front(), flags.http.host,
+                       service.port()));
+  int number = 0;
+  sigwait(&signals, &number);
+  if (!engine_failed) log_info(fmt::format("{}: finishing running requests", strsignal(number)));
+  service.shut_down(std::chrono::seconds(flags.shutdown_timeout_s), [&] {
+    const timespec now{};
+    return sigtimedwait(&signals, nullptr, &now) > 0;
+  });
+  log_info("stopped");
+  return engine_failed ? 1 : 0;
+}
+
+}  // namespace
+
+Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pages) {
+  // The last token of a sequence is never written to the pool.
+  const int64_t fits = int64_t(num_pages) * kBlockTokens + 1;
+  if (num_pages < 1)
+    return Error{Error::invalid_argument, "the KV pool is smaller than one page; raise --kv-cache-memory-bytes",
+                 "kv-cache-memory-bytes"};
+  if (wanted && *wanted > max_position)
+    return Error{
+        Error::invalid_argument,
+        fmt::format("--max-model-len {} is beyond the {} positions of the model", *wanted, max_position),
+        "max-model-len"};
+  if (wanted && *wanted > fits)
+    return Error{
+        Error::invalid_argument,
+        fmt::format("--max-model-len {} does not fit: the KV pool has {} pages, which hold {} tokens. Raise "
+                    "--kv-cache-memory-bytes or lower --max-model-len",
+                    *wanted, num_pages, fits),
+        "max-model-len"};
+  if (wanted) return *wanted;
+  if (max_position > fits)
+    log_warn(
+        fmt::format("the context is cut from {} to {} tokens, which is what the KV pool holds; raise "
+                    "--kv-cache-memory-bytes for more",
+                    max_position, fits));
+  return int(std::min<int64_t>(max_position, fits));
+}
+
+int serve(const ServeFlags& flags) {
+  const sigset_t signals = block_signals();
+  raise_file_limit();
+  const Result<Loaded> loaded = load(flags);
+  if (!loaded) {
+    log_error(loaded.error().message);
+    return 1;
+  }
+  Result<std::unique_ptr<Backend>> backend =
+      make_cpu_backend(loaded->model, loaded->engine, {.threads = flags.threads});
+  if (!backend) {
+    log_error(backend.error().message);
+    return 1;
+  }
+  report(*loaded, **backend);
+  return run(flags, *loaded, *std::move(backend), signals);
+}
+
+}  // namespace ekv

@@ -1,0 +1,47 @@
+#pragma once
+// service.h -- the parts of a running server, put together once: engine loop, routes, HTTP. Owns their threads.
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "elastickv/metrics.h"
+#include "server/disconnect_watcher.h"
+#include "server/engine_loop.h"
+#include "server/http.h"
+#include "server/routes.h"
+
+namespace ekv {
+
+struct ServiceConfig {
+  HttpConfig http;
+  RouteOptions routes;
+  EngineLoopConfig loop;
+};
+
+class Service {
+ public:
+  // `clock` outlives the service. `on_fatal` is called once, on the engine thread, when the engine has failed.
+  Service(const ServiceConfig& config, ServedModel model, const EngineConfig& engine_config, int num_pages,
+          const EngineLoop::MakeEngine& make_engine, const Clock& clock, std::function<void()> on_fatal);
+  ~Service();  // without shut_down() before: at once
+
+  Status start();  // listens and returns
+  int port() const { return http_.port(); }
+  EngineLoop& loop() { return loop_; }
+
+  // New requests get 503. Running ones have `at_most` to finish, or until `hurry` says true; then they are
+  // cancelled, told so, and the sockets are closed.
+  void shut_down(std::chrono::milliseconds at_most, const std::function<bool()>& hurry);
+
+ private:
+  ServedModel model_;
+  Metrics metrics_;
+  EngineLoop loop_;
+  DisconnectWatcher watcher_;
+  Routes routes_;
+  HttpServer http_;
+  std::thread accepting_;
+};
+
+}  // namespace ekv

@@ -1,0 +1,183 @@
+#include "elastickv/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <map>
+
+namespace ekv {
+namespace {
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+const Buckets kFirstTokenSeconds{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                 1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+const Buckets kTokenSeconds{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80};
+const Buckets kRequestSeconds{.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                              30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const Buckets kStepTokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+const Buckets kChoices{1, 2, 5, 10, 20};
+
+// 1, 2, 5 times the powers of ten, up to `most`.
+Buckets token_buckets(int most) {
+  Buckets buckets;
+  for (double decade = 1;; decade *= 10)
+    for (double step : {1., 2., 5.}) {
+      if (step * decade > most) return buckets;
+      buckets.push_back(step * decade);
+    }
+}
+
+double seconds(int64_t from_us, int64_t to_us) {
+  return from_us && to_us > from_us ? double(to_us - from_us) * 1e-6 : 0;
+}
+
+const char* reason_label(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "abort";
+    default:
+      return "error";
+  }
+}
+
+}  // namespace
+
+struct Metrics::Families {
+  using Labels = prometheus::Labels;
+
+  Families(const std::string& model_name, int max_model_len)
+      : labels{{"model_name", model_name}, {"engine", "0"}}, tokens(token_buckets(max_model_len)) {}
+
+  prometheus::Counter& counter(const char* name, const char* help, const Labels& more = {}) {
+    return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add(more);
+  }
+  prometheus::Gauge& gauge(const char* name, const char* help, const Labels& more = {}) {
+    return prometheus::BuildGauge().Name(name).Help(help).Labels(labels).Register(registry).Add(more);
+  }
+  prometheus::Histogram& histogram(const char* name, const char* help, const Buckets& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Labels(labels).Register(registry).Add({},
+                                                                                                    buckets);
+  }
+
+  prometheus::Registry registry{prometheus::Registry::InsertBehavior::Merge};
+  Labels labels;
+  Buckets tokens;
+
+  prometheus::Gauge& running = gauge("vllm:num_requests_running", "Sequences in the batch.");
+  prometheus::Gauge& waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for admission.");
+  prometheus::Gauge& kv_usage =
+      gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that live sequences hold, 0 to 1.");
+  prometheus::Counter& prefix_queries =
+      counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.");
+  prometheus::Counter& prefix_hits =
+      counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.");
+  prometheus::Counter& preemptions =
+      counter("vllm:num_preemptions_total", "Sequences that gave up their pages.");
+  prometheus::Counter& recomputed =
+      counter("elastickv:recomputed_tokens_total", "Tokens whose KV preemption threw away.");
+  prometheus::Counter& prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens, once per prompt.");
+  prometheus::Counter& generation_tokens =
+      counter("vllm:generation_tokens_total", "Output tokens that requests have taken.");
+  prometheus::Histogram& step_tokens =
+      histogram("vllm:iteration_tokens_total", "Tokens computed in one step.", kStepTokens);
+  prometheus::Histogram& request_prompt =
+      histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", tokens);
+  prometheus::Histogram& request_output =
+      histogram("vllm:request_generation_tokens", "Output tokens of a finished request.", tokens);
+  prometheus::Histogram& request_longest =
+      histogram("vllm:request_max_num_generation_tokens", "Output tokens of the longest choice.", tokens);
+  prometheus::Histogram& params_max_tokens =
+      histogram("vllm:request_params_max_tokens", "max_tokens of a finished request.", tokens);
+  prometheus::Histogram& params_n = histogram("vllm:request_params_n", "n of a request.", kChoices);
+  prometheus::Histogram& first_token = histogram(
+      "vllm:time_to_first_token_seconds", "Arrival to first token, queue time inside.", kFirstTokenSeconds);
+  prometheus::Histogram& token_gap =
+      histogram("vllm:inter_token_latency_seconds", "Gap between two tokens of a sequence.", kTokenSeconds);
+  prometheus::Histogram& per_token = histogram("vllm:request_time_per_output_token_seconds",
+                                               "First to last token / (output tokens - 1).", kTokenSeconds);
+  prometheus::Histogram& e2e =
+      histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", kRequestSeconds);
+  prometheus::Histogram& queue =
+      histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", kRequestSeconds);
+  prometheus::Histogram& inference =
+      histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", kRequestSeconds);
+  prometheus::Histogram& prefill =
+      histogram("vllm:request_prefill_time_seconds", "First scheduled to first token.", kRequestSeconds);
+  prometheus::Histogram& decode =
+      histogram("vllm:request_decode_time_seconds", "First to last token.", kRequestSeconds);
+  std::map<std::string, prometheus::Counter*> finished;  // [finished_reason]; all exist from the start
+};
+
+Metrics::Metrics(const std::string& model_name, const EngineConfig& config, int num_pages)
+    : families_(std::make_unique<Families>(model_name, config.max_model_len)) {
+  for (const char* reason : {"stop", "length", "abort", "error"})
+    families_->finished[reason] = &families_->counter(
+        "vllm:request_success_total", "Finished requests by reason.", {{"finished_reason", reason}});
+  families_
+      ->gauge("vllm:cache_config_info", "Settings of the KV cache.",
+              {{"block_size", std::to_string(kBlockTokens)},
+               {"num_gpu_blocks", std::to_string(num_pages)},
+               {"enable_prefix_caching", config.kv.prefix_cache ? "True" : "False"}})
+      .Set(1);
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::on_request(int num_choices) { families_->params_n.Observe(num_choices); }
+
+void Metrics::on_first_token(const SeqStats& stats, bool counts_prompt) {
+  Families& f = *families_;
+  f.generation_tokens.Increment();
+  f.first_token.Observe(seconds(stats.arrival_us, stats.first_token_us));
+  if (!counts_prompt) return;
+  f.prompt_tokens.Increment(stats.num_prompt);
+  f.request_prompt.Observe(stats.num_prompt);
+}
+
+void Metrics::on_next_token(int64_t gap_us) {
+  families_->generation_tokens.Increment();
+  families_->token_gap.Observe(double(gap_us) * 1e-6);
+}
+
+void Metrics::on_finished(FinishReason reason, const SeqStats& stats, int max_tokens) {
+  Families& f = *families_;
+  f.finished.at(reason_label(reason))->Increment();
+  f.request_output.Observe(stats.num_output);
+  f.request_longest.Observe(stats.num_output);
+  f.params_max_tokens.Observe(max_tokens);
+  if (!stats.first_token_us) return;  // ended before it had a token
+  f.e2e.Observe(seconds(stats.arrival_us, stats.last_token_us));
+  f.queue.Observe(seconds(stats.arrival_us, stats.first_scheduled_us));
+  f.inference.Observe(seconds(stats.first_scheduled_us, stats.last_token_us));
+  f.prefill.Observe(seconds(stats.first_scheduled_us, stats.first_token_us));
+  f.decode.Observe(seconds(stats.first_token_us, stats.last_token_us));
+  if (stats.num_output > 1)
+    f.per_token.Observe(seconds(stats.first_token_us, stats.last_token_us) / (stats.num_output - 1));
+}
+
+void Metrics::on_step(const StepRecord& record) {
+  Families& f = *families_;
+  f.running.Set(record.num_running);
+  f.waiting.Set(record.num_waiting);
+  if (record.total_pages)
+    f.kv_usage.Set(double(record.total_pages - record.free_pages - record.cached_pages) / record.total_pages);
+  f.prefix_queries.Increment(record.prefix_query_tokens);
+  f.prefix_hits.Increment(record.prefix_hit_tokens);
+  f.preemptions.Increment(record.num_preempted);
+  f.recomputed.Increment(record.num_recomputed);
+  if (const int tokens = record.num_prefill_tokens + record.num_decode_tokens) f.step_tokens.Observe(tokens);
+}
+
+std::string Metrics::text() const {
+  return prometheus::TextSerializer().Serialize(families_->registry.Collect());
+}
+
+}  // namespace ekv
