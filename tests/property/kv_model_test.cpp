@@ -303,6 +303,7 @@ class Twin {
       const SeqView view = kv.view(*s);
       ASSERT_EQ(view.num_cached, hit.num_tokens);
       ASSERT_EQ(view.num_cached_free, hit.num_free_pages);
+      ASSERT_TRUE(s->num_computed == 0 && s->blocks.pairs.empty() && s->blocks.num_cached == 0);
     }
   }
 

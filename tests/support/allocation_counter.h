@@ -16,15 +16,14 @@ inline void* counted_allocation(size_t bytes, size_t alignment) {
 }
 }  // namespace ekv::testing
 
-// NOLINTBEGIN(misc-new-delete-overloads)
-void* operator new(size_t bytes) {
+// Not inlined: the compiler would see malloc's memory freed, or new's, and warn of the mixture.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   return ekv::testing::counted_allocation(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
 }
-void* operator new(size_t bytes, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t alignment) {
   return ekv::testing::counted_allocation(bytes, size_t(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-// NOLINTEND(misc-new-delete-overloads)
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
