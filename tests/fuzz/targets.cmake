@@ -2,3 +2,4 @@
 ekv_fuzzer(fuzz_tokenizer ekv_text)
 target_compile_definitions(fuzz_tokenizer PRIVATE EKV_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
 ekv_fuzzer(fuzz_safetensors ekv_model)
+ekv_fuzzer(fuzz_template ekv_text)
