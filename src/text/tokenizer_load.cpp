@@ -105,9 +105,8 @@ void Loader::add_merge(const Field& list, size_t rank, const std::string& left, 
   const auto end = bpe_.vocab.end();
   if (a != end && b != end && merged != end)
     return bpe_.merges.set(a->second, b->second, {uint32_t(rank), merged->second});
-  const std::string& missing = a == end ? left : b == end ? right : merged->first;
-  list[rank].fail(fmt::format("names the token '{}', which is not in model.vocab",
-                              a == end || b == end ? missing : left + right));
+  const std::string missing = a == end ? left : b == end ? right : left + right;
+  list[rank].fail(fmt::format("names the token '{}', which is not in model.vocab", missing));
 }
 
 void Loader::read_merges() {
