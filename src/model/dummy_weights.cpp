@@ -48,10 +48,11 @@ uint64_t mix(uint64_t x) {
 // does not depend on who fills which part.
 void fill_random(std::span<uint16_t> out, uint64_t first, uint64_t seed, std::span<const uint16_t> table) {
   const uint64_t key = mix(seed + 0x9e3779b97f4a7c15u);
+  uint64_t bits = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     const uint64_t index = first + i;
-    const uint64_t bits = mix(key + (index / 4) * 0x9e3779b97f4a7c15u) >> (index % 4 * 16);
-    out[i] = table[bits & ((1u << kTableBits) - 1)];
+    if (i == 0 || index % 4 == 0) bits = mix(key + (index / 4) * 0x9e3779b97f4a7c15u);
+    out[i] = table[(bits >> (index % 4 * 16)) & ((1u << kTableBits) - 1)];
   }
 }
 
