@@ -1,7 +1,6 @@
 #include "elastickv/kv_manager.h"
 
 #include <algorithm>
-#include <ranges>
 #include <unordered_map>
 
 namespace ekv {
@@ -132,12 +131,13 @@ void KvManager::publish(Sequence& sequence) {
 }
 
 void KvManager::release(Sequence& sequence) {
-  for (const PairRef& pair : std::views::reverse(sequence.blocks.pairs)) {
-    if (pair.odd != kNoPage) pool_.release(pair.odd);
-    pool_.release(pair.even);
-    if (pair.cached) cache_.unpin(*pair.cached);
+  auto& pairs = sequence.blocks.pairs;
+  for (auto pair = pairs.rbegin(); pair != pairs.rend(); ++pair) {
+    if (pair->odd != kNoPage) pool_.release(pair->odd);
+    pool_.release(pair->even);
+    if (pair->cached) cache_.unpin(*pair->cached);
   }
-  sequence.blocks.pairs.clear();
+  pairs.clear();
   sequence.blocks.num_cached = 0;
   sequence.num_computed = 0;
 }
