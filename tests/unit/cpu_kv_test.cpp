@@ -242,6 +242,7 @@ TEST_P(CpuAttentionTest, AgreesWithTheDefinition) {
   input.kv_len = kv_len_;
   input.block_table = {tables_, kMaxPairs};
   std::vector<float> out(q_.size(), NAN);
+  attention.plan(input);
   attention.run(pool_, threads, kLayer, input, q_.data(), int64_t(c.heads) * c.dim, out.data());
 
   size_t at = 0;

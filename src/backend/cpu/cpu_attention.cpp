@@ -32,15 +32,14 @@ CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int 
   for (int i = 0; i < threads; ++i) scratch_.emplace_back(rows_per_item_ * group_, head_dim_);
 }
 
-void CpuAttention::run(const CpuKvPool& pool, CpuThreads& threads, int layer, const StepInput& input, float* q,
-                       int64_t ldq, float* out) {
-  list_items(input);
+void CpuAttention::run(const CpuKvPool& pool, CpuThreads& threads, int layer, const StepInput& input,
+                       const float* q, int64_t ldq, float* out) {
   threads.for_each(int(items_.size()), [&](int index, int thread) {
     attend(pool, items_[index], layer, input, q, ldq, out, scratch_[thread]);
   });
 }
 
-void CpuAttention::list_items(const StepInput& input) {
+void CpuAttention::plan(const StepInput& input) {
   items_.clear();
   for (int chunk = 0; chunk + 1 < int(input.q_start.size()); ++chunk) {
     const int end = input.q_start[chunk + 1];
@@ -65,10 +64,12 @@ void CpuAttention::attend(const CpuKvPool& pool, const Item& item, int layer, co
   const int chunk_rows = input.q_start[item.chunk + 1] - input.q_start[item.chunk];
   const int first_position = input.kv_len[item.chunk] - chunk_rows + item.first_row - input.q_start[item.chunk];
   const int keys = first_position + item.rows;
-  const std::span<const PairEntry> pairs = input.block_table.row(item.chunk);
-  for (int first_key = 0; first_key < keys; first_key += kPairTokens) {
-    pool.load_pair(layer, item.kv_head, pairs[first_key / kPairTokens], std::min(kPairTokens, keys - first_key),
-                   s.tile);
+  const std::span<const PairEntry> pairs = input.block_table.row(item.chunk).first(ceil_div(keys, kPairTokens));
+  for (size_t pair = 0; pair < pairs.size(); ++pair) {
+    const int first_key = int(pair) * kPairTokens;
+    // Pages lie anywhere in memory, so the processor cannot guess the next one; it costs no time to say it.
+    if (pair + 1 < pairs.size()) pool.prefetch_pair(layer, item.kv_head, pairs[pair + 1]);
+    pool.load_pair(layer, item.kv_head, pairs[pair], std::min(kPairTokens, keys - first_key), s.tile);
     add_pair(item, first_position, first_key, s);
   }
   scatter(item, s, out);

@@ -19,10 +19,13 @@ class CpuAttention {
  public:
   CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads);
 
+  // Divides the work of a step; before run(), once for all its layers.
+  void plan(const StepInput& input);
+
   // q: [rows][ldq], heads * head_dim values from the front of each row, after RoPE and rotation; it is scaled
   // in place. out: [rows][heads * head_dim].
-  void run(const CpuKvPool& pool, CpuThreads& threads, int layer, const StepInput& input, float* q, int64_t ldq,
-           float* out);
+  void run(const CpuKvPool& pool, CpuThreads& threads, int layer, const StepInput& input, const float* q,
+           int64_t ldq, float* out);
 
  private:
   // Some query rows of one chunk against one KV head.
@@ -36,7 +39,6 @@ class CpuAttention {
     std::vector<SoftmaxState> softmax;  // [vectors]
   };
 
-  void list_items(const StepInput& input);
   void attend(const CpuKvPool& pool, const Item& item, int layer, const StepInput& input, const float* q,
               int64_t ldq, float* out, Scratch& scratch) const;
   void add_pair(const Item& item, int first_position, int first_key, Scratch& scratch) const;

@@ -48,7 +48,8 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
 void CpuBackend::submit(const StepInput& input) {
   const int rows = int(input.tokens.size());
   reserve(rows, int(input.sample_rows.size()));
-  chunk_failed_ = std::vector<std::atomic<bool>>(input.kv_len.size());
+  begin_rows(input);
+  attention_.plan(input);
   embed(cpu_, model_.weights().embedding, input.tokens, config_.hidden, hidden_.data());
   rope_.set_positions(cpu_, input.positions);
 
@@ -58,6 +59,7 @@ void CpuBackend::submit(const StepInput& input) {
     mlp_block(layer, rows);
   }
   sample(input);
+  list_invalid_chunks(input);
 }
 
 // In: normed_ = RMSNorm of the residual stream for this layer. Out: hidden_ has attention added, normed_ is the
@@ -76,7 +78,6 @@ void CpuBackend::attention_block(int layer, const StepInput& input) {
 // Bias, QK-norm, RoPE, rotation, KV write. A row whose key or value is not finite fails its chunk.
 void CpuBackend::prepare_qkv(int layer, const StepInput& input, int64_t ld) {
   const CpuLayer& w = weights_.layers[layer];
-  list_row_chunks(input);
   for_each_row(cpu_, int(input.tokens.size()), [&](int row) {
     float* q = wide_.data() + row * ld;
     float* k = q + config_.q_rows();
@@ -92,7 +93,7 @@ void CpuBackend::prepare_qkv(int layer, const StepInput& input, int64_t ld) {
       if (slot < 0) continue;
       const bool good = pool_.write(layer, head, kKey, slot, k + head * config_.head_dim) &&
                         pool_.write(layer, head, kValue, slot, v + head * config_.head_dim);
-      if (!good) chunk_failed_[row_chunk_[row]].store(true, std::memory_order_relaxed);
+      if (!good) row_failed_[row] = 1;
     }
   });
 }
@@ -102,8 +103,9 @@ void CpuBackend::turn_head(const std::vector<float>& norm, int row, float* x) {
   kernels_.rope(rope_.cosine(row), rope_.sine(row), x, rope_.half());
 }
 
-void CpuBackend::list_row_chunks(const StepInput& input) {
+void CpuBackend::begin_rows(const StepInput& input) {
   row_chunk_.resize(input.tokens.size());
+  row_failed_.assign(input.tokens.size(), 0);
   for (size_t chunk = 0; chunk + 1 < input.q_start.size(); ++chunk) {
     std::fill(row_chunk_.begin() + input.q_start[chunk], row_chunk_.begin() + input.q_start[chunk + 1],
               int(chunk));
@@ -128,6 +130,7 @@ void CpuBackend::sample(const StepInput& input) {
   const std::span<const SampleRow> all = input.sample_rows;
   const int64_t ld = weights_.lm_head.padded_outputs();
   output_.rows.assign(all.size(), {});
+  sample_failed_.assign(all.size(), 0);
   for (size_t begin = 0; begin < all.size(); begin += kLogitRows) {
     const std::span<const SampleRow> some =
         all.subspan(begin, std::min<size_t>(kLogitRows, all.size() - begin));
@@ -141,17 +144,23 @@ void CpuBackend::sample(const StepInput& input) {
       const std::span<float> logits{logits_.data() + i * ld, size_t(config_.vocab)};
       std::optional<SampledRow> row = samplers_[thread].sample(some[i], logits);
       if (row) output_.rows[begin + size_t(i)] = std::move(*row);
-      if (!row) chunk_failed_[row_chunk_[some[i].row]].store(true, std::memory_order_relaxed);
+      sample_failed_[begin + size_t(i)] = !row;
     });
   }
 }
 
-const StepOutput& CpuBackend::collect() {
-  output_.invalid_chunks.clear();
-  for (size_t chunk = 0; chunk < chunk_failed_.size(); ++chunk) {
-    if (chunk_failed_[chunk].load(std::memory_order_relaxed)) output_.invalid_chunks.push_back(int32_t(chunk));
+const StepOutput& CpuBackend::collect() { return output_; }
+
+// Chunks with a row that failed, or with logits that did.
+void CpuBackend::list_invalid_chunks(const StepInput& input) {
+  for (size_t i = 0; i < input.sample_rows.size(); ++i)
+    row_failed_[input.sample_rows[i].row] |= sample_failed_[i];
+  std::vector<int32_t>& invalid = output_.invalid_chunks;
+  invalid.clear();
+  for (size_t row = 0; row < row_failed_.size(); ++row) {
+    if (row_failed_[row] && (invalid.empty() || invalid.back() != row_chunk_[row]))
+      invalid.push_back(row_chunk_[row]);
   }
-  return output_;
 }
 
 // Buffers only grow: after the largest step nothing is allocated any more.

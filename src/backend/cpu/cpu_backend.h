@@ -1,7 +1,6 @@
 #pragma once
 // cpu_backend.h -- the CPU backend's state: weights in panels, the KV pool, activations of one step.
 
-#include <atomic>
 #include <vector>
 
 #include "backend/cpu/cpu_attention.h"
@@ -32,7 +31,8 @@ class CpuBackend : public Backend {
   void attention_block(int layer, const StepInput& input);
   void prepare_qkv(int layer, const StepInput& input, int64_t ld);
   void turn_head(const std::vector<float>& norm, int row, float* x);
-  void list_row_chunks(const StepInput& input);
+  void begin_rows(const StepInput& input);
+  void list_invalid_chunks(const StepInput& input);
   void mlp_block(int layer, int rows);
   void sample(const StepInput& input);
   void reserve(int rows, int sample_rows);
@@ -52,13 +52,13 @@ class CpuBackend : public Backend {
   BackendInfo info_;
   StepOutput output_;
 
-  std::vector<float> hidden_, normed_;           // [rows][hidden]: residual stream, its norm
-  std::vector<float> wide_;                      // [rows][qkv or gate and up]
-  std::vector<float> attended_;                  // [rows][q_rows or intermediate]
-  std::vector<float> delta_;                     // [rows][hidden, padded]: what a block adds
-  std::vector<float> gathered_, logits_;         // [kLogitRows][hidden], [kLogitRows][vocab, padded]
-  std::vector<int> row_chunk_;                   // [rows]
-  std::vector<std::atomic<bool>> chunk_failed_;  // [chunks] not finite
+  std::vector<float> hidden_, normed_;               // [rows][hidden]: residual stream, its norm
+  std::vector<float> wide_;                          // [rows][qkv or gate and up]
+  std::vector<float> attended_;                      // [rows][q_rows or intermediate]
+  std::vector<float> delta_;                         // [rows][hidden, padded]: what a block adds
+  std::vector<float> gathered_, logits_;             // [kLogitRows][hidden], [kLogitRows][vocab, padded]
+  std::vector<int32_t> row_chunk_;                   // [rows] chunk of each row
+  std::vector<uint8_t> row_failed_, sample_failed_;  // [rows], [sample rows]: not finite
 };
 
 }  // namespace ekv

@@ -99,4 +99,13 @@ void CpuKvPool::load_pair(int layer, int head, const PairEntry& pair, int tokens
   }
 }
 
+void CpuKvPool::prefetch_pair(int layer, int head, const PairEntry& pair) const {
+  constexpr size_t kLine = 64;
+  for (int page : {pair.even_page(), int(pair.odd)}) {
+    if (page < 0) continue;
+    const std::byte* begin = slot(layer, page, head);
+    for (size_t at = 0; at < shape_.slot_bytes(); at += kLine) __builtin_prefetch(begin + at);
+  }
+}
+
 }  // namespace ekv

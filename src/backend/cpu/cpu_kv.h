@@ -45,6 +45,9 @@ class CpuKvPool {
   // The first `tokens` tokens of a pair; values of later tokens are set to 0, their keys are unspecified.
   void load_pair(int layer, int head, const PairEntry& pair, int tokens, PairTile& tile) const;
 
+  // Starts to bring the pages of a pair into the cache.
+  void prefetch_pair(int layer, int head, const PairEntry& pair) const;
+
   int64_t num_clamped() const { return clamped_.load(std::memory_order_relaxed); }  // values out of range
 
  private:

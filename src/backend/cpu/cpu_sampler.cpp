@@ -50,12 +50,10 @@ std::optional<SampledRow> CpuSampler::sample(const SampleRow& row, std::span<flo
     out.logprobs = report(row.target, std::max(0, row.num_logprobs), logits);
     return out;
   }
-  TokenLogprobs raw;
   const bool wanted = row.num_logprobs >= 0;
-  std::vector<float> before;
-  if (wanted) before.assign(logits.begin(), logits.end());
+  if (wanted) raw_.assign(logits.begin(), logits.end());
   out.token = choose(row, logits);
-  if (wanted) out.logprobs = report(out.token, row.num_logprobs, before);
+  if (wanted) out.logprobs = report(out.token, row.num_logprobs, raw_);
   return out;
 }
 

@@ -41,6 +41,7 @@ class CpuSampler {
   void order_first(int count, int sorted, std::span<const float> logits);
 
   const CpuKernels& kernels_;
+  std::vector<float> raw_;                            // [vocab] logits as they came, kept for the report
   std::vector<float> weights_;                        // [vocab] exp((logit - max) / temperature)
   std::vector<TokenId> order_;                        // [vocab] most likely first, as far as needed
   std::vector<int32_t> prompt_count_, output_count_;  // [vocab] 0 between rows
