@@ -1,8 +1,10 @@
 #include "server/connection.h"
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,6 +28,11 @@ bool wait_for(int socket, short events, milliseconds at_most) {
     if (ready > 0) return true;
     if (ready == 0 || errno != EINTR) return false;
   }
+}
+
+int unsent_bytes(int socket) {
+  int bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 void name_address(const sockaddr_storage& address, std::string& ip, int& port) {
@@ -102,7 +109,10 @@ ssize_t Connection::write(const char* from, size_t size) {
     const ssize_t sent = ::send(socket_, from, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return sent;
     if (errno == EINTR) continue;
-    if (errno != EAGAIN || !is_writable()) return -1;
+    if (errno != EAGAIN) return -1;
+    // A full buffer becomes writable again only when a third of it has left: ask whether anything has.
+    const int before = unsent_bytes(socket_);
+    if (!is_writable() && unsent_bytes(socket_) >= before) return -1;
   }
 }
 

@@ -90,6 +90,7 @@ EngineLoop::EngineLoop(const EngineLoopConfig& config, const MakeEngine& make_en
 EngineLoop::~EngineLoop() {
   stopping_ = true;
   cancel_all();
+  engine_->cancel(SeqId{});  // nobody has this id: it only wakes the thread
   thread_.join();
 }
 

@@ -1,0 +1,300 @@
+// Who may leave, who must wait, how it ends: cancellation, slow clients, overload, shutdown, a hung or lost
+// device.
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <random>
+
+#include "tests/support/test_server.h"
+
+namespace ekv::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+Json long_request(bool stream, int max_tokens = 400) {
+  return {{"prompt", "go"},
+          {"max_tokens", max_tokens},
+          {"temperature", 0},
+          {"stream", stream},
+          {"ignore_eos", true}};
+}
+
+void begin(RawHttp& client, const Json& body) {
+  client.send(http_request("POST", "/v1/completions", dump_json(body)));
+}
+
+bool eventually(const std::function<bool()>& holds, int at_most_ms = 10000) {
+  for (int waited = 0; waited < at_most_ms; waited += 5) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return holds();
+}
+
+const char* kAborted = "vllm:request_success_total{engine=\"0\",model_name=\"fake\",finished_reason=\"abort\"}";
+
+// CAN-1: streaming or not, by FIN or by RST, before and after the first token.
+TEST(Cancellation, ClientsThatLeaveFreeTheirPages) {
+  TestServerOptions options;
+  options.max_model_len = 4096;
+  options.num_pages = 4096;
+  TestServer server(options);
+  const Json control{{"prompt", "The sea is"}, {"max_tokens", 8}, {"temperature", 0}};
+  const std::string before = server.complete(control).json()["choices"][0]["text"];
+  server.behaviour.step_delay_us = 1000;
+  double aborted = 0;
+  for (int round = 0; round < 3; ++round) {
+    {
+      std::vector<std::unique_ptr<RawHttp>> clients;
+      for (int i = 0; i < 200; ++i) {
+        clients.push_back(std::make_unique<RawHttp>(server.port()));
+        ASSERT_TRUE(clients.back()->connected());
+        begin(*clients.back(), long_request(i % 2, 4000));
+      }
+      ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == 200; }));
+      std::this_thread::sleep_for(milliseconds(50));
+      for (size_t i = 0; i < clients.size(); ++i) i % 4 < 2 ? clients[i]->close() : clients[i]->reset();
+    }
+    EXPECT_TRUE(server.wait_until_idle(2000)) << "round " << round;
+    EXPECT_TRUE(eventually([&] { return server.metric(kAborted) == aborted + 200; }));
+    aborted += 200;
+  }
+  EXPECT_EQ(server.complete(control).json()["choices"][0]["text"], before);
+}
+
+// DESIGN: within one step. The device takes 200 ms a step; the request must be gone at the end of the one in
+// which its client left, or of the next.
+TEST(Cancellation, TakesOneStep) {
+  TestServer server;
+  server.behaviour.step_delay_us = 200000;
+  RawHttp client(server.port());
+  begin(client, long_request(false));
+  ASSERT_TRUE(eventually([&] { return server.behaviour.steps >= 1; }));
+  const int64_t left_at = server.behaviour.steps;
+  client.close();
+  ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == 0; }));
+  EXPECT_LE(server.behaviour.steps - left_at, 2);
+}
+
+TEST(Clients, ASlowReaderHoldsUpNobody) {
+  TestServerOptions options;
+  options.max_model_len = 8000;
+  options.num_pages = 1024;
+  TestServer server(options);
+  RawHttp slow(server.port());
+  Json body = long_request(true, 7000);
+  body["logprobs"] = 20;  // about 9 MB of events, which no socket buffer holds
+  begin(slow, body);
+  ASSERT_TRUE(eventually([&] { return server.metric("vllm:num_requests_running") == 1; }));
+  for (int i = 0; i < 20; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(server.complete({{"prompt", "quick"}, {"max_tokens", 5}}).status, 200);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(2000));
+  }
+  EXPECT_TRUE(eventually([&] { return server.metric("vllm:num_requests_running") == 0; }, 30000))
+      << "the engine waits for a client";
+  std::string events;
+  RawResponse head = slow.read_head();
+  for (auto chunk = slow.next_chunk(); chunk && !chunk->empty(); chunk = slow.next_chunk()) events += *chunk;
+  EXPECT_EQ(sse_events(events).back(), "[DONE]");
+}
+
+TEST(Clients, AThousandIdleConnectionsAndAFullHouse) {
+  TestServerOptions options;
+  options.service.http.max_connections = 200;
+  const TestServer server(options);
+  std::vector<std::unique_ptr<RawHttp>> idle;
+  for (int i = 0; i < 199; ++i) idle.push_back(std::make_unique<RawHttp>(server.port()));
+  for (auto& client : idle) client->send(http_request("GET", "/version", {}, {}));
+  for (auto& client : idle) EXPECT_EQ(client->read_response().status, 200);
+  {
+    RawHttp last(server.port());
+    last.send(http_request("GET", "/version", {}, {}));
+    EXPECT_EQ(last.read_response().status, 200);
+    RawHttp refused(server.port());
+    const RawResponse response = refused.read_response();
+    EXPECT_EQ(response.status, 503);
+    EXPECT_EQ(response.header("Retry-After"), "1");
+    EXPECT_EQ(response.error()["code"], 503);
+  }
+  EXPECT_TRUE(eventually([&] { return server.get("/version").status == 200; }));
+}
+
+TEST(Overload, AFullQueueIsA503WithRetryAfter) {
+  TestServerOptions options;
+  options.max_step_seqs = 2;
+  options.service.loop.max_queued = 3;
+  TestServer server(options);
+  server.behaviour.step_delay_us = 5000;
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < 5; ++i) {
+    clients.push_back(std::make_unique<RawHttp>(server.port()));
+    begin(*clients.back(), long_request(i % 2, 100));
+    ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == i + 1; }));
+  }
+  EXPECT_EQ(server.get("/load").json()["server_load"], 5);
+  for (const bool stream : {false, true}) {
+    const RawResponse refused = server.complete(long_request(stream, 10));
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.header("Retry-After"), "1");
+    EXPECT_EQ(refused.error()["type"], "unavailable_error");
+  }
+  for (auto& client : clients) EXPECT_EQ(client->read_response().status, 200);
+  EXPECT_EQ(server.complete(long_request(false, 10)).status, 200);
+}
+
+TEST(Shutdown, RunningRequestsFinishAndNewOnesAreRefused) {
+  TestServer server;
+  server.behaviour.step_delay_us = 2000;
+  RawHttp streaming(server.port()), plain(server.port()), later(server.port());
+  begin(streaming, long_request(true, 100));
+  begin(plain, long_request(false, 100));
+  ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == 2; }));
+  auto done = std::async(std::launch::async,
+                         [&] { server.service().shut_down(milliseconds(20000), [] { return false; }); });
+  ASSERT_TRUE(eventually([&] { return !server.service().loop().accepting(); }));
+  later.send(http_request("POST", "/v1/completions", dump_json(long_request(false))));
+  EXPECT_EQ(later.read_response().status, 503);
+  EXPECT_EQ(server.get("/health").status, 503);
+  const RawResponse stream = streaming.read_response();
+  EXPECT_EQ(sse_events(stream.body).back(), "[DONE]");
+  EXPECT_EQ(stream.body.find("error"), std::string::npos);
+  EXPECT_EQ(plain.read_response().json()["choices"][0]["text"], server.expected_text("go", 100));
+  done.get();
+  EXPECT_FALSE(RawHttp(server.port()).connected());
+}
+
+TEST(Shutdown, WhatDoesNotFinishInTimeIsToldSo) {
+  for (const bool hurry : {false, true}) {
+    TestServer server;
+    server.behaviour.step_delay_us = 20000;
+    RawHttp streaming(server.port()), plain(server.port());
+    begin(streaming, long_request(true));
+    begin(plain, long_request(false));
+    ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == 2; }));
+    ASSERT_EQ(streaming.read_head().status, 200);
+    const auto start = std::chrono::steady_clock::now();
+    server.service().shut_down(milliseconds(hurry ? 60000 : 100), [&] { return hurry; });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(4000));
+    std::string events;
+    for (auto chunk = streaming.next_chunk(); chunk && !chunk->empty(); chunk = streaming.next_chunk())
+      events += *chunk;
+    const std::vector<std::string> list = sse_events(events);
+    ASSERT_GE(list.size(), 2u);
+    EXPECT_EQ(list.back(), "[DONE]");
+    EXPECT_EQ(Json::parse(list[list.size() - 2])["error"]["code"], 503);
+    EXPECT_EQ(plain.read_response().status, 503);
+  }
+}
+
+TEST(Health, SaysWhenAStepHangs) {
+  TestServerOptions options;
+  options.service.loop.hang_us = 300000;
+  TestServer server(options);
+  EXPECT_EQ(server.get("/health").status, 200);
+  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_EQ(server.get("/health").status, 200) << "idle is not hung";
+  server.behaviour.hang = true;
+  RawHttp client(server.port());
+  begin(client, long_request(false, 3));
+  EXPECT_TRUE(eventually([&] { return server.get("/health").status == 503; }));
+  server.behaviour.hang = false;
+  EXPECT_EQ(client.read_response().status, 200);
+  EXPECT_TRUE(eventually([&] { return server.get("/health").status == 200; }));
+}
+
+TEST(Fatal, ALostDeviceEndsEveryRequestAndTurnsHealthOff) {
+  TestServer server;
+  server.behaviour.step_delay_us = 2000;
+  RawHttp streaming(server.port()), plain(server.port());
+  begin(streaming, long_request(true));
+  begin(plain, long_request(false));
+  ASSERT_EQ(streaming.read_head().status, 200);
+  ASSERT_TRUE(eventually([&] { return server.service().loop().num_in_flight() == 2; }));
+  server.behaviour.fail = true;
+  EXPECT_EQ(plain.read_response().status, 500);
+  std::string events;
+  for (auto chunk = streaming.next_chunk(); chunk && !chunk->empty(); chunk = streaming.next_chunk())
+    events += *chunk;
+  EXPECT_NE(events.find("\"code\":500"), std::string::npos);
+  EXPECT_EQ(sse_events(events).back(), "[DONE]");
+  EXPECT_TRUE(eventually([&] { return server.fatal.load(); }));
+  EXPECT_EQ(server.get("/health").status, 503);
+  EXPECT_EQ(server.complete(long_request(false)).status, 500);
+}
+
+// MET-1: with two scrapers running, nothing that counts ever goes down, and the totals are those of the
+// clients.
+struct ClientTotals {
+  std::atomic<int64_t> prompt{0}, completion{0}, stop{0}, length{0};
+};
+
+void run_one(const TestServer& server, unsigned seed, ClientTotals& totals) {
+  std::mt19937 rng(seed);
+  const Json kinds = Json::parse(R"([{"max_tokens":20,"temperature":0},{"max_tokens":9,"n":4},
+      {"max_tokens":60,"stop":["a","e","Q"]},{"max_tokens":5,"temperature":9},
+      {"max_tokens":40,"logit_bias":{"256":100}}])");
+  Json body = kinds[rng() % kinds.size()];
+  body["prompt"] = "shared beginning of many prompts, long enough for a block, " + std::to_string(rng() % 5);
+  const RawResponse response = server.complete(body);
+  if (response.status != 200) return;
+  const Json reply = response.json();
+  totals.prompt += reply["usage"]["prompt_tokens"].get<int64_t>();
+  totals.completion += reply["usage"]["completion_tokens"].get<int64_t>();
+  for (const Json& choice : reply["choices"])
+    ++(choice["finish_reason"] == "stop" ? totals.stop : totals.length);
+}
+
+std::map<std::string, double> counters(const TestServer& server) {
+  std::map<std::string, double> values;
+  std::istringstream lines(server.get("/metrics").body);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string name = line.substr(0, line.find('{'));
+    if (name.ends_with("_total") || name.ends_with("_count") || name.ends_with("_bucket"))
+      values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
+  }
+  return values;
+}
+
+TEST(Metrics, CountersOnlyGrowAndTotalsAreThoseOfTheClients) {
+  TestServerOptions options;
+  options.num_pages = 40;  // forces waiting and preemptions
+  TestServer server(options);
+  server.behaviour.step_delay_us = 200;
+  ClientTotals totals;
+  std::atomic<bool> running{true};
+  std::vector<std::future<void>> scrapers, clients;
+  for (int i = 0; i < 2; ++i)
+    scrapers.push_back(std::async(std::launch::async, [&] {
+      std::map<std::string, double> last;
+      while (running) {
+        for (const auto& [name, value] : counters(server)) {
+          EXPECT_GE(value, last[name]) << name;
+          last[name] = value;
+        }
+        EXPECT_EQ(server.get("/health").status, 200);
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+    }));
+  for (unsigned c = 0; c < 8; ++c)
+    clients.push_back(std::async(std::launch::async, [&, c] {
+      for (unsigned i = 0; i < 25; ++i) run_one(server, c * 1000 + i, totals);
+    }));
+  for (auto& client : clients) client.get();
+  running = false;
+  for (auto& scraper : scrapers) scraper.get();
+  EXPECT_TRUE(server.wait_until_idle(2000));
+  const std::string labels = "{engine=\"0\",model_name=\"fake\"";
+  EXPECT_EQ(server.metric("vllm:prompt_tokens_total" + labels), totals.prompt);
+  EXPECT_EQ(server.metric("vllm:generation_tokens_total" + labels), totals.completion);
+  EXPECT_EQ(server.metric("vllm:request_success_total" + labels + ",finished_reason=\"stop\""), totals.stop);
+  EXPECT_EQ(server.metric("vllm:request_success_total" + labels + ",finished_reason=\"length\""),
+            totals.length);
+  EXPECT_GT(totals.stop, 0);
+  EXPECT_GT(totals.length, 0);
+}
+
+}  // namespace
+}  // namespace ekv::testing

@@ -1,0 +1,439 @@
+// Request text -> ApiRequest or the exact error; tokens -> text with stop strings; results -> JSON.
+
+#include "server/openai.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "server/choice_text.h"
+#include "server/openai_reply.h"
+#include "tests/support/fakes.h"
+
+namespace ekv {
+namespace {
+
+using testing::byte_tokenizer;
+using testing::kFakeEos;
+using testing::kFakeVocab;
+
+ApiLimits limits() {
+  return {.model_names = {"m", "alias"},
+          .max_model_len = 100,
+          .vocab_size = kFakeVocab,
+          .max_logprobs = 20,
+          .defaults = {},
+          .eos_ids = {kFakeEos}};
+}
+
+Json with(Json body, const std::string& key, Json value) {
+  body[key] = std::move(value);
+  return body;
+}
+
+const Json kCompletion{{"prompt", "hi"}};
+const Json kChat{{"messages", Json::array({{{"role", "user"}, {"content", "hi"}}})}};
+
+struct BadField {
+  const char* key;
+  const char* value;  // JSON
+};
+
+TEST(Completion, DefaultsAreThoseOfVllm) {
+  const Result<ApiRequest> request = parse_completion(kCompletion, limits());
+  ASSERT_TRUE(request) << request.error().message;
+  EXPECT_EQ(request->model, "m");
+  EXPECT_EQ(request->max_tokens, 16);
+  EXPECT_EQ(request->n, 1);
+  EXPECT_FALSE(request->seed);
+  EXPECT_FALSE(request->reply.stream);
+  EXPECT_TRUE(request->add_special_tokens);
+  EXPECT_TRUE(request->reply.skip_special_tokens);
+  EXPECT_EQ(request->sampling.temperature, 1);
+  EXPECT_EQ(request->sampling.top_p, 1);
+  EXPECT_EQ(request->sampling.top_k, 0);
+  EXPECT_EQ(request->sampling.logprobs, -1);
+  EXPECT_EQ(request->sampling.stop_token_ids, std::vector<TokenId>{kFakeEos});
+  EXPECT_EQ(std::get<std::string>(request->prompts.at(0)), "hi");
+}
+
+TEST(Chat, DefaultsAreThoseOfVllm) {
+  const Result<ApiRequest> request = parse_chat(kChat, limits());
+  ASSERT_TRUE(request) << request.error().message;
+  EXPECT_FALSE(request->max_tokens);
+  EXPECT_FALSE(request->add_special_tokens);
+  EXPECT_TRUE(request->chat.add_generation_prompt);
+}
+
+// CFG-3: the model's own defaults apply where the request is silent, and explicit values win.
+TEST(Completion, GenerationConfigFillsWhatTheRequestLeavesOut) {
+  ApiLimits l = limits();
+  l.defaults = {.temperature = 0.25,
+                .top_p = 0.5,
+                .min_p = {},
+                .repetition_penalty = {},
+                .top_k = 7,
+                .max_new_tokens = {}};
+  const Result<ApiRequest> silent = parse_completion(with(kCompletion, "top_p", nullptr), l);
+  ASSERT_TRUE(silent);
+  EXPECT_EQ(silent->sampling.temperature, 0.25f);
+  EXPECT_EQ(silent->sampling.top_p, 0.5f);
+  EXPECT_EQ(silent->sampling.top_k, 7);
+  const Result<ApiRequest> loud = parse_completion(with(kCompletion, "temperature", 1.5), l);
+  ASSERT_TRUE(loud);
+  EXPECT_EQ(loud->sampling.temperature, 1.5f);
+}
+
+TEST(Completion, FourFormsOfPrompt) {
+  const auto prompts = [](Json prompt) {
+    Result<ApiRequest> request = parse_completion(Json{{"prompt", std::move(prompt)}}, limits());
+    EXPECT_TRUE(request) << request.error().message;
+    return request ? request->prompts : std::vector<PromptInput>();
+  };
+  using Ids = std::vector<TokenId>;
+  EXPECT_EQ(prompts("a"), (std::vector<PromptInput>{"a"}));
+  EXPECT_EQ(prompts({"a", "b"}), (std::vector<PromptInput>{"a", "b"}));
+  EXPECT_EQ(prompts({1, 2}), (std::vector<PromptInput>{Ids{1, 2}}));
+  EXPECT_EQ(prompts({{1, 2}, {3}}), (std::vector<PromptInput>{Ids{1, 2}, Ids{3}}));
+}
+
+TEST(Completion, BadPromptsNameTheField) {
+  for (const char* prompt : {"[]", "3", "true", "{}", "[1, \"a\"]", "[\"a\", 1]", "[-1]", "[260]", "[1e99]",
+                             "[[]]", "[1.5]", "[99999999999999999999]", "[18446744073709551615]"}) {
+    const Result<ApiRequest> request = parse_completion(Json{{"prompt", Json::parse(prompt)}}, limits());
+    ASSERT_FALSE(request) << prompt;
+    EXPECT_EQ(request.error().param, "prompt") << prompt;
+    EXPECT_EQ(http_status(request.error()), 400) << prompt;
+  }
+}
+
+TEST(Request, EveryBadFieldIsNamed) {
+  const BadField both[] = {{"temperature", "-0.1"},
+                           {"temperature", "2.1"},
+                           {"temperature", "\"hot\""},
+                           {"top_p", "0"},
+                           {"top_p", "1.1"},
+                           {"top_k", "-2"},
+                           {"top_k", "1.5"},
+                           {"min_p", "-1"},
+                           {"min_p", "1.01"},
+                           {"seed", "1e30"},
+                           {"seed", "\"x\""},
+                           {"seed", "9223372036854775808"},
+                           {"n", "0"},
+                           {"n", "-1"},
+                           {"n", "1.5"},
+                           {"n", "1000000"},
+                           {"max_tokens", "0"},
+                           {"max_tokens", "-5"},
+                           {"max_tokens", "101"},
+                           {"presence_penalty", "2.5"},
+                           {"frequency_penalty", "-2.5"},
+                           {"repetition_penalty", "0"},
+                           {"stop", "[\"a\",\"b\",\"c\",\"d\",\"e\"]"},
+                           {"stop", "\"\""},
+                           {"stop", "[1]"},
+                           {"stop", "{}"},
+                           {"stop_token_ids", "[\"a\"]"},
+                           {"stop_token_ids", "[260]"},
+                           {"min_tokens", "-1"},
+                           {"min_tokens", "100"},
+                           {"stream", "\"yes\""},
+                           {"stream_options", "{\"include_usage\":true}"},
+                           {"cache_salt", "\"\""},
+                           {"priority", "1.5"},
+                           {"truncate_prompt_tokens", "0"},
+                           {"truncate_prompt_tokens", "101"},
+                           {"truncation_side", "\"top\""},
+                           {"prompt_logprobs", "21"},
+                           {"best_of", "2"},
+                           {"use_beam_search", "true"},
+                           {"suffix", "\"x\""},
+                           {"response_format", "{\"type\":\"json_object\"}"},
+                           {"response_format", "{\"type\":\"json_schema\",\"json_schema\":{}}"},
+                           {"structured_outputs", "{\"regex\":\"a\"}"},
+                           {"guided_json", "{}"},
+                           {"prompt_embeds", "\"AA==\""},
+                           {"allowed_token_ids", "[1]"},
+                           {"bad_words", "[\"a\"]"},
+                           {"kv_fidelity", "{\"tier\":\"exact\"}"}};
+  for (const auto& [key, value] : both)
+    for (const bool chat : {false, true}) {
+      const Json body = with(with(chat ? kChat : kCompletion, "max_tokens", 50), key, Json::parse(value));
+      const Result<ApiRequest> request = chat ? parse_chat(body, limits()) : parse_completion(body, limits());
+      ASSERT_FALSE(request) << dump_json(body);
+      EXPECT_EQ(request.error().param, key) << dump_json(body);
+      EXPECT_EQ(http_status(request.error()), 400) << dump_json(body);
+    }
+}
+
+TEST(Chat, EveryBadFieldIsNamed) {
+  const BadField fields[] = {{"messages", "[]"},
+                             {"messages", "\"x\""},
+                             {"messages", "[null]"},
+                             {"messages", "[{\"role\":\"user\"}]"},
+                             {"messages", "[{\"role\":1,\"content\":\"x\"}]"},
+                             {"messages", "[{\"role\":\"wizard\",\"content\":\"x\"}]"},
+                             {"messages", "null"},
+                             {"tools", "[]"},
+                             {"tools", "{}"},
+                             {"tool_choice", "\"auto\""},
+                             {"tool_choice", "\"required\""},
+                             {"chat_template", "\"x\""},
+                             {"chat_template_kwargs", "[]"},
+                             {"top_logprobs", "3"},
+                             {"logprobs", "5"},
+                             {"max_completion_tokens", "0"},
+                             {"functions", "[]"}};
+  for (const auto& [key, value] : fields) {
+    const Result<ApiRequest> request = parse_chat(with(kChat, key, Json::parse(value)), limits());
+    ASSERT_FALSE(request) << key << " " << value;
+    EXPECT_EQ(request.error().param, key) << value;
+  }
+  Json both = with(kChat, "continue_final_message", true);
+  EXPECT_FALSE(parse_chat(with(both, "add_generation_prompt", true), limits()));
+  EXPECT_TRUE(parse_chat(both, limits()));
+}
+
+// PAR-1
+TEST(LogitBias, OnlyIdsOfTheVocabularyAndValuesUpToAHundred) {
+  for (const char* bias :
+       {R"({"260":5})", R"({"-1":5})", R"({"99999999999":1})", R"({"abc":1})", R"({"5":101})", R"({"5":"x"})",
+        R"({"":1})", R"({"5 ":1})", R"({"+5":1})", R"([5])", R"({"5":null})"}) {
+    const Result<ApiRequest> request =
+        parse_completion(with(kCompletion, "logit_bias", Json::parse(bias)), limits());
+    ASSERT_FALSE(request) << bias;
+    EXPECT_EQ(request.error().param, "logit_bias") << bias;
+  }
+  const Result<ApiRequest> good =
+      parse_completion(with(kCompletion, "logit_bias", Json::parse(R"({"5":-100,"259":100})")), limits());
+  ASSERT_TRUE(good) << good.error().message;
+  EXPECT_EQ(good->sampling.logit_bias, (std::vector<std::pair<TokenId, float>>{{5, -100}, {259, 100}}));
+}
+
+// PAR-5
+TEST(Request, NullIsTheSameAsAbsent) {
+  Json body = kChat;
+  for (const char* key : {"temperature",
+                          "top_p",
+                          "n",
+                          "max_tokens",
+                          "max_completion_tokens",
+                          "stop",
+                          "seed",
+                          "logit_bias",
+                          "presence_penalty",
+                          "frequency_penalty",
+                          "logprobs",
+                          "top_logprobs",
+                          "stream",
+                          "stream_options",
+                          "tools",
+                          "tool_choice",
+                          "response_format",
+                          "user",
+                          "functions",
+                          "min_tokens",
+                          "cache_salt",
+                          "chat_template_kwargs"})
+    body[key] = nullptr;
+  const Result<ApiRequest> nulls = parse_chat(body, limits());
+  ASSERT_TRUE(nulls) << nulls.error().message;
+  const Result<ApiRequest> absent = parse_chat(kChat, limits());
+  EXPECT_EQ(nulls->max_tokens, absent->max_tokens);
+  EXPECT_EQ(nulls->sampling.temperature, absent->sampling.temperature);
+  EXPECT_TRUE(nulls->chat.tools.is_null());
+}
+
+TEST(Request, UnknownFieldsAreIgnoredAndUnknownModelsAreNot) {
+  EXPECT_TRUE(parse_completion(with(kCompletion, "foo", {{"bar", 1}}), limits()));
+  EXPECT_TRUE(parse_completion(with(kCompletion, "model", "alias"), limits()));
+  EXPECT_TRUE(parse_completion(with(kCompletion, "model", ""), limits()));
+  const Result<ApiRequest> unknown = parse_completion(with(kCompletion, "model", "gpt"), limits());
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(http_status(unknown.error()), 404);
+  EXPECT_EQ(Json::parse(error_body(unknown.error())),
+            Json::parse(R"({"error":{"message":"The model `gpt` does not exist.","type":"not_found_error",
+                            "param":"model","code":404}})"));
+}
+
+TEST(Request, ManyChoicesNeedRandomness) {
+  EXPECT_FALSE(parse_completion(with(with(kCompletion, "n", 2), "temperature", 0), limits()));
+  EXPECT_TRUE(parse_completion(with(with(kCompletion, "n", 2), "temperature", 1), limits()));
+  EXPECT_FALSE(parse_completion(with(Json{{"prompt", {"a", "b"}}}, "n", kMaxChoices), limits()));
+}
+
+TEST(EngineRequests, ChoiceZeroIsTheSingleRequestAndTheOthersHaveTheirOwnSeeds) {
+  const Result<ApiRequest> request = parse_completion(with(with(kCompletion, "n", 4), "seed", 42), limits());
+  ASSERT_TRUE(request);
+  const auto choices = engine_requests(*request, {1, 2}, limits(), 7, 5);
+  ASSERT_TRUE(choices);
+  std::set<uint64_t> seeds;
+  for (const Request& choice : *choices) seeds.insert(choice.sampling.seed);
+  EXPECT_EQ(choices->at(0).sampling.seed, 42u);
+  EXPECT_EQ(seeds.size(), 4u);
+  EXPECT_EQ(choices->at(3).arrival_us, 5);
+}
+
+// PAR-7, for a context of 100 tokens.
+TEST(EngineRequests, PromptsAtTheEdgeOfTheContext) {
+  const auto make = [](int prompt, std::optional<int> max_tokens) {
+    Json body = with(kChat, "max_tokens", max_tokens ? Json(*max_tokens) : Json());
+    const Result<ApiRequest> request = parse_chat(body, limits());
+    EXPECT_TRUE(request);
+    return engine_requests(*request, std::vector<TokenId>(size_t(prompt), 1), limits(), 0, 0);
+  };
+  EXPECT_EQ(make(99, 1)->at(0).sampling.max_tokens, 1);
+  EXPECT_EQ(make(95, 6)->at(0).sampling.max_tokens, 5);  // cut to what fits
+  EXPECT_EQ(make(95, {})->at(0).sampling.max_tokens, 5);
+  EXPECT_EQ(make(1, {})->at(0).sampling.max_tokens, 99);
+  for (const int prompt : {100, 101, 1000}) {
+    const auto refused = make(prompt, 1);
+    ASSERT_FALSE(refused) << prompt;
+    const Json error = Json::parse(error_body(refused.error()))["error"];
+    EXPECT_EQ(error["code"], "context_length_exceeded");
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    EXPECT_NE(error["message"].get<std::string>().find("100 tokens"), std::string::npos);
+    EXPECT_NE(error["message"].get<std::string>().find(std::to_string(prompt)), std::string::npos);
+    EXPECT_EQ(http_status(refused.error()), 400);
+  }
+}
+
+TEST(EngineRequests, TruncationKeepsTheAskedSide) {
+  const auto prompt_of = [](int keep, const char* side) {
+    const Json body = with(with(kCompletion, "truncate_prompt_tokens", keep), "truncation_side", side);
+    return engine_requests(*parse_completion(body, limits()), {1, 2, 3, 4}, limits(), 0, 0)->at(0).prompt;
+  };
+  EXPECT_EQ(prompt_of(2, "left"), (std::vector<TokenId>{3, 4}));
+  EXPECT_EQ(prompt_of(2, "right"), (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(prompt_of(9, "left"), (std::vector<TokenId>{1, 2, 3, 4}));
+}
+
+// The specification of stop strings: the text up to the first place where one of them is complete.
+std::string cut_at_stop(const std::string& text, const std::vector<std::string>& stops, bool include) {
+  for (size_t end = 1; end <= text.size(); ++end) {
+    size_t longest = 0;
+    for (const std::string& stop : stops)
+      if (end >= stop.size() && text.compare(end - stop.size(), stop.size(), stop) == 0)
+        longest = std::max(longest, stop.size());
+    if (longest) return text.substr(0, include ? end : end - longest);
+  }
+  return text;
+}
+
+TEST(StopScanner, CutsTheSameWhateverThePiecesAndNeverShowsAPartOfAStop) {
+  for (unsigned seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    const auto word = [&](size_t most) {
+      std::string text(1 + rng() % most, ' ');
+      for (char& c : text) c = char('a' + rng() % 2);
+      return text;
+    };
+    std::vector<std::string> stops;
+    for (size_t i = 0, count = 1 + rng() % 4; i < count; ++i) stops.push_back(word(6));
+    const std::string text = word(40);
+    const bool include = rng() % 2;
+    const std::string expected = cut_at_stop(text, stops, include);
+    StopScanner scanner(stops, include);
+    std::string shown;
+    for (size_t at = 0; at < text.size();) {
+      const size_t size = std::min(text.size() - at, size_t(1 + rng() % 5));
+      shown += scanner.push(text.substr(at, size), true);
+      ASSERT_TRUE(expected.starts_with(shown)) << "a stop string leaked";
+      at += size;
+    }
+    EXPECT_EQ(scanner.matched() != nullptr, cut_at_stop(text, stops, true) != text || expected != text ||
+                                                cut_at_stop(text + "c", stops, true) != text + "c");
+    shown += scanner.flush();
+    EXPECT_EQ(shown, expected);
+  }
+}
+
+TEST(StopScanner, HoldsBackNoMoreThanCouldBecomeAStop) {
+  StopScanner scanner({"xyz"}, false);
+  EXPECT_EQ(scanner.push("abx", true), "ab");
+  EXPECT_EQ(scanner.push("y", true), "");
+  EXPECT_EQ(scanner.push("a", true), "xya");     // the near miss is released at once
+  EXPECT_EQ(scanner.push("xyz", false), "xyz");  // not yet allowed to match
+  EXPECT_EQ(scanner.push("xyz...", true), "");
+  EXPECT_EQ(*scanner.matched(), "xyz");
+  EXPECT_EQ(scanner.push("more", true), "");
+}
+
+SeqEvent token_event(TokenId token, FinishReason finish = FinishReason::none) {
+  SeqEvent event;
+  event.token = token;
+  event.finish = finish;
+  return event;
+}
+
+// STR-3 and STR-5: no half characters, and an end inside one shows the same in every mode.
+TEST(ChoiceText, CharactersArriveWhole) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  ChoiceText text(tokenizer, ReplyOptions());
+  std::string shown;
+  for (const char byte : std::string("é你\xF0\x9D")) {
+    text.push(token_event(uint8_t(byte)));
+    const std::string piece = text.take().text;
+    EXPECT_EQ(piece.find("\xEF\xBF\xBD"), std::string::npos);
+    shown += piece;
+  }
+  EXPECT_EQ(shown, "é你");
+  text.push(token_event(uint8_t('\x84'), FinishReason::length));
+  EXPECT_EQ(text.take().text, "\xEF\xBF\xBD");
+  EXPECT_EQ(text.finish(), FinishReason::length);
+}
+
+TEST(ChoiceText, AStopTokenCountsButIsNotShown) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  for (const bool include : {false, true}) {
+    ReplyOptions options{.include_stop = include, .stop_token_ids = {'b'}};
+    ChoiceText text(tokenizer, options);
+    text.push(token_event('a'));
+    text.push(token_event('b', FinishReason::stop));
+    EXPECT_EQ(text.take().text, include ? "ab" : "a");
+    EXPECT_EQ(text.num_tokens(), 2);
+    EXPECT_EQ(text.stop_reason(), Json('b'));
+  }
+}
+
+TEST(ChoiceText, MinTokensHoldForStopStrings) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  ChoiceText text(tokenizer, ReplyOptions{.min_tokens = 3, .stop = {"ab"}});
+  std::string shown;
+  for (const char c : std::string("abab")) {
+    text.push(token_event(c));
+    shown += text.take().text;
+  }
+  EXPECT_TRUE(text.done());
+  EXPECT_EQ(shown, "ab");
+  EXPECT_EQ(text.stop_reason(), Json("ab"));
+}
+
+// LOG-1: a parser that knows no infinity must read every reply.
+TEST(Reply, MinusInfinityIsWrittenAsTheFloor) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  const float impossible = -std::numeric_limits<float>::infinity();
+  for (const bool chat : {false, true}) {
+    ReplyOptions options{.chat = chat, .logprobs = 2};
+    const ReplyWriter writer(tokenizer, options, "id", "m", 1);
+    TextDelta delta{.text = "a", .token_ids = {}, .details = {}};
+    delta.details.push_back({'a', {.chosen = {'a', -0.5f}, .top = {{'a', -0.5f}, {0xF0, impossible}}}, 0});
+    const std::string reply =
+        writer.reply(Json::array({writer.choice(0, delta, {FinishReason::stop, {}}, nullptr)}), {});
+    const Json logprobs = Json::parse(reply)["choices"][0]["logprobs"];
+    if (chat) {
+      EXPECT_EQ(logprobs["content"][0]["logprob"], -0.5);
+      EXPECT_EQ(logprobs["content"][0]["top_logprobs"][1]["logprob"], -9999.0);
+      EXPECT_EQ(logprobs["content"][0]["top_logprobs"][1]["bytes"], Json::array({0xF0}));
+    } else {
+      EXPECT_EQ(logprobs["token_logprobs"], Json::array({-0.5}));
+      EXPECT_EQ(logprobs["top_logprobs"][0], Json::parse(R"({"a":-0.5,"bytes:\\xf0":-9999.0})"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ekv
