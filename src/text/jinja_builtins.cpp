@@ -55,9 +55,9 @@ Value name_space(Runtime& rt, const CallArgs& args) {
   return make_object(rt.arena.make<Namespace>(d.dict->entries, d.dict->size, d.dict->size));
 }
 
-Value raise_exception(const CallArgs& args) {
+Value raise_exception(Runtime& rt, const CallArgs& args) {
   const Arguments a("raise_exception", args, {"message"}, 1);
-  fail(text_of(*a.get(0)));
+  fail(text_of(rt, *a.get(0)));
 }
 
 // Naive local time, as datetime.now().strftime prints it: no time zone, no microseconds below the second.
@@ -152,7 +152,7 @@ Value call_builtin(Runtime& rt, Builtin builtin, const CallArgs& args) {
     case Builtin::name_space:
       return name_space(rt, args);
     case Builtin::raise_exception:
-      return raise_exception(args);
+      return raise_exception(rt, args);
     default:
       return strftime_now(rt, args);
   }
@@ -180,7 +180,7 @@ std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends)
 }
 
 std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int count) {
-  rt.budget.spend(text.size() / 16);
+  rt.spend_on_search(text, from);
   std::string out;
   size_t at = 0;
   for (; count != 0; --count) {
@@ -208,7 +208,7 @@ std::string join(Runtime& rt, std::string_view separator, std::span<const Value>
     if (!convert && !items[i].is(Kind::string))
       fail(fmt::format("'join' needs strings, item {} is of type {}", i, type_name(items[i])));
     if (i) out += separator;
-    out += items[i].is(Kind::string) ? std::string(items[i].str()) : text_of(items[i]);
+    out += items[i].is(Kind::string) ? std::string(items[i].str()) : text_of(rt, items[i]);
     if (out.size() > kMaxTextBytes) throw Failure{"a string is too large", Error::too_large};
   }
   rt.budget.spend(out.size() / 64);

@@ -130,7 +130,7 @@ Value Interpreter::eval_compare(const Expr& e) {
 Value Interpreter::eval_concat(const Expr& e) {
   const std::vector<Value> parts = eval_all(e.children, 0);
   line_ = e.line;
-  Value out = parts[0].is(Kind::string) ? make_str(parts[0].str()) : rt_.text(text_of(parts[0]));
+  Value out = parts[0].is(Kind::string) ? make_str(parts[0].str()) : rt_.text(text_of(rt_, parts[0]));
   for (size_t i = 1; i < parts.size(); ++i) out = concat(rt_, out, parts[i]);
   return out;
 }

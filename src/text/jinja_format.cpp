@@ -130,8 +130,8 @@ Spec parse_spec(std::string_view s) {
   return spec;
 }
 
-std::string format_with_spec(const Value& v, std::string_view text) {
-  if (text.empty()) return text_of(v);
+std::string format_with_spec(Runtime& rt, const Value& v, std::string_view text) {
+  if (text.empty()) return text_of(rt, v);
   const Spec s = parse_spec(text);
   const auto one_of = [&](std::string_view types) { return !s.type || types.find(s.type) != types.npos; };
   if (v.is(Kind::string) && one_of("s") && s.sign == '-' && s.align != '=' && !s.zero && !s.grouped &&
@@ -187,12 +187,12 @@ class BraceFormatter {
         fail("a conversion in a format string is wrong");
       if (rest[1] == 'a') fail_unsupported("the conversion !a is not supported");
       if (rest[1] != 's' && rest[1] != 'r') fail("a conversion in a format string is wrong");
-      v = rt_.text(rest[1] == 'r' ? to_repr(v, kMaxTextBytes) : text_of(v));
+      v = rt_.text(rest[1] == 'r' ? to_repr(v, kMaxTextBytes) : text_of(rt_, v));
       rest = rest.substr(2);
     }
-    if (rest.empty()) return text_of(v);
+    if (rest.empty()) return text_of(rt_, v);
     if (depth > 0) fail("format specifications are nested too deeply");
-    return format_with_spec(v, run(rest.substr(1), depth + 1));
+    return format_with_spec(rt_, v, run(rest.substr(1), depth + 1));
   }
 
   Value lookup(std::string_view path) {
@@ -242,11 +242,11 @@ class BraceFormatter {
 };
 
 // One % conversion; `i` stands behind the '%'.
-std::string percent_field(std::string_view p, size_t& i, const Value& v, const Spec& parsed) {
+std::string percent_field(Runtime& rt, std::string_view p, size_t& i, const Value& v, const Spec& parsed) {
   Spec s = parsed;
   const char type = p[i - 1];
   if (type == 's' || type == 'r') {
-    const std::string text = type == 's' ? text_of(v) : to_repr(v, kMaxTextBytes);
+    const std::string text = type == 's' ? text_of(rt, v) : to_repr(v, kMaxTextBytes);
     s.zero = false;
     if (!s.align) s.align = '>';
     return format_text(text, s);
@@ -322,7 +322,7 @@ Value format_percent(Runtime& rt, std::string_view p, const Value& values) {
       if (used >= all.size()) fail("a format string has more conversions than there are values");
       v = all[used++];
     }
-    out += percent_field(p, i, v, spec);
+    out += percent_field(rt, p, i, v, spec);
   }
   const bool may_be_left =
       values.is(Kind::dict) || (!is_tuple && (values.is(Kind::list) || values.is(Kind::undefined)));

@@ -81,7 +81,7 @@ Interpreter::Flow Interpreter::exec(const Stmt& s) {
     case StmtKind::print:
       for (const ExprPtr& e : s.exprs) {
         const Value v = eval(*e);
-        v.is(Kind::string) ? emit(v.str()) : emit(text_of(v));
+        v.is(Kind::string) ? emit(v.str()) : emit(text_of(rt_, v));
       }
       return Flow::normal;
     case StmtKind::if_:
@@ -129,7 +129,7 @@ Interpreter::Flow Interpreter::exec_filter_block(const Stmt& s) {
   const Value text = capture([&] { return exec(s.body); }, &flow);
   if (flow != Flow::normal) return flow;
   const Value outer = std::exchange(filter_input_, text);
-  emit(text_of(eval(*s.exprs[0])));
+  emit(text_of(rt_, eval(*s.exprs[0])));
   filter_input_ = outer;
   return Flow::normal;
 }
@@ -166,7 +166,7 @@ void Interpreter::exec_generation(const Stmt& s) {
 
 void Interpreter::exec_call_block(const Stmt& s) {
   const Value caller = make_object(rt_.arena.make<Macro>(&s, activation_));
-  emit(text_of(eval_call(*s.exprs[0], &caller)));
+  emit(text_of(rt_, eval_call(*s.exprs[0], &caller)));
 }
 
 void Interpreter::check_namespaces(const Target& t) {

@@ -49,6 +49,7 @@ Value strip_method(const Call& c) {
   if (c.args.positional.empty() || c.args.positional[0].is(Kind::none))
     return make_str(strip(c.text(), nullptr, kLeft, kRight));
   const Text chars = text_argument(c, c.args.positional[0]);
+  c.rt.spend_on_search(c.text(), chars);
   return make_str(strip(c.text(), &chars, kLeft, kRight));
 }
 
@@ -73,6 +74,7 @@ Value affix_test(const Call& c) {
   const auto range = byte_range(c);
   const auto test = [&](const Value& affix) {
     const Text a = text_argument(c, affix);
+    c.rt.budget.spend(1 + a.size() / 64);
     if (!range) return false;
     const Text part = c.text().substr(range->first, range->second - range->first);
     return kStart ? part.starts_with(a) : part.ends_with(a);
@@ -87,12 +89,12 @@ Value find_method(const Call& c) {
   positional(c, 1, 3);
   const Text what = text_argument(c, c.args.positional[0]);
   const auto range = byte_range(c);
+  c.rt.spend_on_search(c.text(), what);
   size_t at = Text::npos;
   if (range) {
     const Text part = c.text().substr(range->first, range->second - range->first);
     at = kFromRight ? part.rfind(what) : part.find(what);
   }
-  c.rt.budget.spend(c.text().size() / 64);
   if (at != Text::npos) return make_int(Int(length(c.text().substr(0, range->first + at))));
   if (kMustExist) fail("substring not found");
   return make_int(-1);
@@ -104,6 +106,7 @@ Value count_method(const Call& c) {
   const auto range = byte_range(c);
   if (!range) return make_int(0);
   const Text part = c.text().substr(range->first, range->second - range->first);
+  c.rt.spend_on_search(part, what);
   if (what.empty()) return make_int(Int(length(part)) + 1);
   Int n = 0;
   for (size_t i = 0; (i = part.find(what, i)) != Text::npos; i += what.size()) ++n;
@@ -168,6 +171,7 @@ Value split_method(const Call& c) {
   if (!a.get(0) || a.get(0)->is(Kind::none)) return c.rt.list(pieces(split_space(c.text(), most, kFromRight)));
   const Text separator = text_argument(c, *a.get(0));
   if (separator.empty()) fail("the separator of 'split' is empty");
+  c.rt.spend_on_search(c.text(), separator);
   return c.rt.list(pieces(split_at(c.text(), separator, most, kFromRight)));
 }
 
@@ -176,6 +180,7 @@ Value partition_method(const Call& c) {
   positional(c, 1, 1);
   const Text separator = text_argument(c, c.args.positional[0]), text = c.text();
   if (separator.empty()) fail("the separator of 'partition' is empty");
+  c.rt.spend_on_search(text, separator);
   const size_t at = kFromRight ? text.rfind(separator) : text.find(separator);
   std::vector<Text> parts;
   if (at == Text::npos)

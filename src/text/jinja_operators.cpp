@@ -179,7 +179,9 @@ std::string escape_html(std::string_view text) {
 }
 
 Value concat(Runtime& rt, const Value& a, const Value& b) {
-  const auto as_text = [&](const Value& v) { return v.is(Kind::string) ? v.str() : rt.text(text_of(v)).str(); };
+  const auto as_text = [&](const Value& v) {
+    return v.is(Kind::string) ? v.str() : rt.text(text_of(rt, v)).str();
+  };
   const std::string_view left = as_text(a), right = as_text(b);
   if (left.size() + right.size() > kMaxTextBytes) throw Failure{"a string is too large", Error::too_large};
   rt.budget.spend(right.size() / 64);
@@ -223,7 +225,7 @@ Value plus(const Value& a) {
 bool contains(Runtime& rt, const Value& container, const Value& item) {
   if (container.is(Kind::string)) {
     if (!item.is(Kind::string)) fail(fmt::format("'in' needs a string on its left, got {}", type_name(item)));
-    rt.budget.spend(container.text.size / 64);
+    rt.spend_on_search(container.str(), item.str());
     return container.str().find(item.str()) != std::string_view::npos;
   }
   if (container.is(Kind::dict)) {

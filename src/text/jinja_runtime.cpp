@@ -125,7 +125,11 @@ Value Runtime::list(std::span<const Value> items, ListKind kind) {
   return make_list(arena, items, kind);
 }
 
-std::string text_of(const Value& v) { return to_text(v, kMaxTextBytes); }
+std::string text_of(Runtime& rt, const Value& v) {
+  std::string text = to_text(v, kMaxTextBytes);
+  rt.spend_on(text);
+  return text;
+}
 
 bool is_iterable(const Value& v) {
   return v.is(Kind::list) || v.is(Kind::dict) || v.is(Kind::string) || v.is(Kind::undefined) ||

@@ -20,9 +20,14 @@ struct Runtime {
   // A string value of its own. Fails past kMaxTextBytes.
   Value text(std::string_view s);
   Value list(std::span<const Value> items, ListKind kind = ListKind::list);
+  // Work that grows with a text, and the worst case of looking for `what` in it.
+  void spend_on(std::string_view s) { budget.spend(s.size() / 64); }
+  void spend_on_search(std::string_view s, std::string_view what) {
+    budget.spend(s.size() / 64 + s.size() * what.size() / 1024);
+  }
 };
 
-std::string text_of(const Value& v);  // str(v) within kMaxTextBytes
+std::string text_of(Runtime& rt, const Value& v);  // str(v) within kMaxTextBytes
 
 // Iteration as Python's iter(): takes what is left of an iterator. Fails for values that cannot be walked.
 std::span<const Value> items_of(Runtime& rt, const Value& v);

@@ -114,7 +114,7 @@ Value sort(Runtime& rt, const Value& self, const CallArgs& args) {
 
 Value dictsort(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("dictsort", args, {"case_sensitive", "by", "reverse"});
-  const std::string by = a.get(1) ? text_of(*a.get(1)) : "key";
+  const std::string by = a.get(1) ? text_of(rt, *a.get(1)) : "key";
   if (by != "key" && by != "value") fail("'dictsort' sorts by 'key' or 'value'");
   if (self.is(Kind::undefined)) fail_undefined(self);
   if (!self.is(Kind::dict)) fail(fmt::format("'dictsort' needs a mapping, got {}", type_name(self)));

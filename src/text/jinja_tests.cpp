@@ -95,8 +95,9 @@ bool is_callable(const Value& v) {
 }
 
 template <bool kUpper>
-bool cased_as(const Value& v) {
-  const std::string text = text_of(v);
+bool cased_as(Runtime& rt, const Value& v, const CallArgs& args) {
+  const Arguments a("test", args, {});
+  const std::string text = text_of(rt, v);
   bool any = false;
   for (size_t i = 0; i < text.size();) {
     const char32_t c = next_code_point(text, i);
@@ -138,7 +139,7 @@ constexpr NamedTest kTests[] = {
     {"iterable", plain<is_iterable>},
     {"le", comparison<Op::le>},
     {"lessthan", comparison<Op::lt>},
-    {"lower", plain<cased_as<false>>},
+    {"lower", cased_as<false>},
     {"lt", comparison<Op::lt>},
     {"mapping", plain<[](const Value& v) { return v.is(Kind::dict); }>},
     {"ne", comparison<Op::ne>},
@@ -151,7 +152,7 @@ constexpr NamedTest kTests[] = {
     {"test", test_exists},
     {"true", plain<[](const Value& v) { return v.is(Kind::boolean) && v.boolean; }>},
     {"undefined", plain<[](const Value& v) { return v.is(Kind::undefined); }>},
-    {"upper", plain<cased_as<true>>},
+    {"upper", cased_as<true>},
 };
 
 // Filters that keep a string marked as safe what it is, or do not care.
@@ -188,6 +189,7 @@ Value apply_filter(Runtime& rt, std::string_view name, const Value& self, const 
   if (self.is(Kind::string) && self.markup && !accepts_markup(name))
     fail_unsupported(fmt::format("the filter '{}' on a string marked as safe is not supported", name));
   rt.budget.spend();
+  if (self.is(Kind::string)) rt.spend_on(self.str());
   return filter(rt, self, args);
 }
 

@@ -24,7 +24,7 @@ Value marked(Value v) {
 template <std::string (*F)(Text)>
 Value mapped(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("filter", args, {});
-  Value v = rt.text(F(text_of(self)));
+  Value v = rt.text(F(text_of(rt, self)));
   v.markup = self.is(Kind::string) && self.markup;
   return v;
 }
@@ -47,13 +47,14 @@ std::string title_words(Text text) {
 
 Value trim(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("trim", args, {"chars"});
-  const Text text = self.is(Kind::string) ? self.str() : rt.text(text_of(self)).str();
+  const Text text = self.is(Kind::string) ? self.str() : rt.text(text_of(rt, self)).str();
   Value v;
   if (!a.get(0) || a.get(0)->is(Kind::none)) {
     v = make_str(strip(text, nullptr, true, true));
   } else {
     if (!a.get(0)->is(Kind::string)) fail("'trim' needs a string of characters");
     const Text chars = a.get(0)->str();
+    rt.spend_on_search(text, chars);
     v = make_str(strip(text, &chars, true, true));
   }
   v.markup = self.is(Kind::string) && self.markup;
@@ -62,42 +63,43 @@ Value trim(Runtime& rt, const Value& self, const CallArgs& args) {
 
 Value string(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("string", args, {});
-  return self.is(Kind::string) ? self : rt.text(text_of(self));
+  return self.is(Kind::string) ? self : rt.text(text_of(rt, self));
 }
 
 Value escape(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("escape", args, {});
-  return self.is(Kind::string) && self.markup ? self : marked(rt.text(escape_html(text_of(self))));
+  return self.is(Kind::string) && self.markup ? self : marked(rt.text(escape_html(text_of(rt, self))));
 }
 
 Value force_escape(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("forceescape", args, {});
-  return marked(rt.text(escape_html(text_of(self))));
+  return marked(rt.text(escape_html(text_of(rt, self))));
 }
 
 Value safe(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("safe", args, {});
-  return marked(self.is(Kind::string) ? self : rt.text(text_of(self)));
+  return marked(self.is(Kind::string) ? self : rt.text(text_of(rt, self)));
 }
 
 Value replace_filter(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("replace", args, {"old", "new", "count"}, 2);
   const Int count = a.get(2) && a.get(2)->is(Kind::none) ? -1 : a.integer(2, -1);
-  return rt.text(replace(rt, text_of(self), text_of(*a.get(0)), text_of(*a.get(1)), count));
+  return rt.text(replace(rt, text_of(rt, self), text_of(rt, *a.get(0)), text_of(rt, *a.get(1)), count));
 }
 
 Value center(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("center", args, {"width"});
-  return rt.text(pad(text_of(self), a.integer(0, 80), " ", 1));
+  return rt.text(pad(text_of(rt, self), a.integer(0, 80), " ", 1));
 }
 
 Value format(Runtime& rt, const Value& self, const CallArgs& args) {
   if (!args.positional.empty() && !args.named.empty())
     fail("'format' takes positional or keyword arguments, not both");
-  if (args.named.empty()) return format_percent(rt, text_of(self), rt.list(args.positional, ListKind::tuple));
+  if (args.named.empty())
+    return format_percent(rt, text_of(rt, self), rt.list(args.positional, ListKind::tuple));
   std::vector<Entry> entries;
   for (const NamedValue& n : args.named) entries.push_back({rt.text(n.name), n.value});
-  return format_percent(rt, text_of(self), make_dict(rt.arena, rt.budget, entries));
+  return format_percent(rt, text_of(rt, self), make_dict(rt.arena, rt.budget, entries));
 }
 
 Value indent(Runtime& rt, const Value& self, const CallArgs& args) {
@@ -122,7 +124,7 @@ Value indent(Runtime& rt, const Value& self, const CallArgs& args) {
 Value truncate(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("truncate", args, {"length", "killwords", "end", "leeway"});
   if (!self.is(Kind::string)) fail("'truncate' needs a string");
-  const std::string end = a.get(2) ? text_of(*a.get(2)) : "...";
+  const std::string end = a.get(2) ? text_of(rt, *a.get(2)) : "...";
   const Int most = a.integer(0, 255), end_size = Int(length(end));
   const Int leeway = a.get(3) && a.get(3)->is(Kind::none) ? 5 : a.integer(3, 5);
   if (most < end_size || leeway < 0)
@@ -136,7 +138,7 @@ Value truncate(Runtime& rt, const Value& self, const CallArgs& args) {
 
 Value wordcount(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("wordcount", args, {});
-  const std::string text = text_of(self);
+  const std::string text = text_of(rt, self);
   Int words = 0;
   bool inside = false;
   for (size_t i = 0; i < text.size();) {
@@ -175,7 +177,7 @@ Value join_filter(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("join", args, {"d", "attribute"});
   std::vector<Value> items;
   for (const Value& v : items_of(rt, self)) items.push_back(a.get(1) ? get_path(rt, v, *a.get(1)) : v);
-  return rt.text(join(rt, a.get(0) ? text_of(*a.get(0)) : "", items, true));
+  return rt.text(join(rt, a.get(0) ? text_of(rt, *a.get(0)) : "", items, true));
 }
 
 // -- Numbers. --
@@ -271,9 +273,9 @@ Value round_up_or_down(const Value& self, Int precision, bool up) {
 }
 
 // To the nearest decimal, ties of the exact binary value to even, as printf rounds.
-Value round_filter(Runtime&, const Value& self, const CallArgs& args) {
+Value round_filter(Runtime& rt, const Value& self, const CallArgs& args) {
   const Arguments a("round", args, {"precision", "method"});
-  const std::string method = a.get(1) ? text_of(*a.get(1)) : "common";
+  const std::string method = a.get(1) ? text_of(rt, *a.get(1)) : "common";
   if (method != "common" && method != "ceil" && method != "floor") fail("the method of 'round' is not known");
   if (self.is(Kind::undefined)) fail_undefined(self);
   if (!self.is_number()) fail(fmt::format("'round' needs a number, got {}", type_name(self)));

@@ -3,12 +3,34 @@
 #include <fmt/format.h>
 #include <utf8proc.h>
 
+#include <algorithm>
+
 #include "text/jinja_value.h"
 
 namespace ekv::jinja {
 namespace {
 
 utf8proc_category_t category(char32_t c) { return utf8proc_category(utf8proc_int32_t(c)); }
+
+struct Range {
+  char32_t first, last;
+};
+
+// Cased characters outside the categories Lu and Ll: properties Other_Uppercase and Other_Lowercase of
+// Unicode 14.
+constexpr Range kOtherUppercase[] = {
+    {0x2160, 0x216F}, {0x24B6, 0x24CF}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
+constexpr Range kOtherLowercase[] = {
+    {0xAA, 0xAA},       {0xBA, 0xBA},       {0x2B0, 0x2B8},     {0x2C0, 0x2C1},    {0x2E0, 0x2E4},
+    {0x345, 0x345},     {0x37A, 0x37A},     {0x1D2C, 0x1D6A},   {0x1D78, 0x1D78},  {0x1D9B, 0x1DBF},
+    {0x2071, 0x2071},   {0x207F, 0x207F},   {0x2090, 0x209C},   {0x2170, 0x217F},  {0x24D0, 0x24E9},
+    {0x2C7C, 0x2C7D},   {0xA69C, 0xA69D},   {0xA770, 0xA770},   {0xA7F8, 0xA7F9},  {0xAB5C, 0xAB5F},
+    {0x10780, 0x10780}, {0x10783, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA}};
+
+template <size_t N>
+bool in_ranges(const Range (&ranges)[N], char32_t c) {
+  return std::any_of(ranges, ranges + N, [c](Range r) { return c >= r.first && c <= r.last; });
+}
 
 enum class Case { upper, lower, title };
 
@@ -130,14 +152,9 @@ bool is_printable(char32_t c) {
   }
 }
 
-bool is_upper(char32_t c) {
-  return category(c) == UTF8PROC_CATEGORY_LU || (c >= 0x2160 && c <= 0x216F) || (c >= 0x24B6 && c <= 0x24CF);
-}
+bool is_upper(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LU || in_ranges(kOtherUppercase, c); }
 
-bool is_lower(char32_t c) {
-  return category(c) == UTF8PROC_CATEGORY_LL || c == 0xAA || c == 0xBA || (c >= 0x2170 && c <= 0x217F) ||
-         (c >= 0x24D0 && c <= 0x24E9) || (c >= 0x2B0 && c <= 0x2B8);
-}
+bool is_lower(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LL || in_ranges(kOtherLowercase, c); }
 
 bool is_cased(char32_t c) { return is_upper(c) || is_lower(c) || category(c) == UTF8PROC_CATEGORY_LT; }
 

@@ -213,8 +213,10 @@ int compare(Budget& budget, const Value& a, const Value& b, int depth) {
   if (a.is(Kind::undefined)) fail_undefined(a);
   if (b.is(Kind::undefined)) fail_undefined(b);
   if (a.is_number() && b.is_number()) return compare_numbers(a, b);
-  if (a.is(Kind::string) && b.is(Kind::string))
+  if (a.is(Kind::string) && b.is(Kind::string)) {
+    budget.spend(std::min(a.text.size, b.text.size) / kBytesPerStep);
     return a.str().compare(b.str());  // UTF-8 keeps code point order
+  }
   const bool sequences = a.is(Kind::list) && b.is(Kind::list) && a.list->kind == b.list->kind &&
                          (a.list->kind == ListKind::list || a.list->kind == ListKind::tuple);
   if (!sequences) fail(fmt::format("'{}' and '{}' have no order between them", type_name(a), type_name(b)));
