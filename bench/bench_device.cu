@@ -60,6 +60,18 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* from, size_t cou
   if (sum == 0x12345678) *sink = sum;
 }
 
+__global__ void __launch_bounds__(512) copy_kernel(uint4* to, const uint4* from, size_t count) {
+  constexpr int kInFlight = 4;
+  const size_t i = blockIdx.x * size_t(blockDim.x) * kInFlight + threadIdx.x;
+  uint4 v[kInFlight];
+#pragma unroll
+  for (int j = 0; j < kInFlight; ++j)
+    if (i + j * blockDim.x < count) v[j] = __ldcs(from + i + j * blockDim.x);
+#pragma unroll
+  for (int j = 0; j < kInFlight; ++j)
+    if (i + j * blockDim.x < count) __stcs(to + i + j * blockDim.x, v[j]);
+}
+
 __global__ void empty_kernel() {}
 
 }  // namespace
@@ -76,6 +88,14 @@ void launch_fill_half(uint16_t* values, size_t count, cudaStream_t stream) {
 
 void launch_read(const uint8_t* from, size_t bytes, uint32_t* sink, cudaStream_t stream) {
   read_kernel<<<4 * kMultiprocessors, 512, 0, stream>>>(reinterpret_cast<const uint4*>(from), bytes / 16, sink);
+  cuda_check(cudaGetLastError());
+}
+
+void launch_copy(uint8_t* to, const uint8_t* from, size_t bytes, cudaStream_t stream) {
+  constexpr size_t kPerBlock = 512 * 4;
+  const size_t count = bytes / 16;
+  copy_kernel<<<unsigned((count + kPerBlock - 1) / kPerBlock), 512, 0, stream>>>(
+      reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), count);
   cuda_check(cudaGetLastError());
 }
 

@@ -18,6 +18,8 @@ void launch_fill_half(uint16_t* values, size_t count, cudaStream_t stream);
 
 // Reads `bytes` once; the result of the sum goes to `sink` in a way the compiler cannot know to be unused.
 void launch_read(const uint8_t* from, size_t bytes, uint32_t* sink, cudaStream_t stream);
+// A kernel that copies: what reading and writing at once can reach. (A memcpy node of a graph is slower.)
+void launch_copy(uint8_t* to, const uint8_t* from, size_t bytes, cudaStream_t stream);
 void launch_empty(cudaStream_t stream);
 
 }  // namespace ekv::bench

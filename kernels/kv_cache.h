@@ -28,8 +28,9 @@ namespace ekv {
 //          61408 (`e5m2`), and those of Q beyond 65504; they are stored as the nearest value that it can.
 //          A vector with a NaN or an infinity, in the input or by overflow, is stored as zeros and sets the
 //          flag of its sequence.
-// Rows:    prefill and decode rows in any mix. A row with a negative slot is padding: nothing is read for it or
-//          written. Rows outside every q_start range flag nobody. No two rows share a slot.
+// Rows:    prefill and decode rows in any mix. A row with a negative slot is padding: its qkv and position may
+//          be anything, nothing is written. Rows outside every q_start range flag nobody. No two rows share a
+//          slot.
 // Alias:   nothing that is written overlaps anything that is read.
 // Source:  rotary embedding: Su et al. 2021 in the half-split pairing of GPT-NeoX; QK-norm as Qwen3 has it.
 struct KvWriteArgs {

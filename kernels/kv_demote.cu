@@ -68,7 +68,8 @@ __device__ __forceinline__ void split(const uint32_t (&u)[16], uint4& high, uint
 }
 
 template <int kDim, BaseFormat kFormat, Output kOutput>
-__global__ void __launch_bounds__(kPairThreads) demote_kernel(const __grid_constant__ PairArgs a) {
+__global__ void __launch_bounds__(PairTiling<kDim>::kThreads)
+    demote_kernel(const __grid_constant__ PairArgs a) {
   using Tiling = PairTiling<kDim>;
   const KvShape s = fixed_shape<kDim>(a.shape);
   const PairPlace place = this_pair(a, s);
@@ -78,32 +79,32 @@ __global__ void __launch_bounds__(kPairThreads) demote_kernel(const __grid_const
   for (int i = 0; i < Tiling::kUnits; ++i) {
     const Tiling t = Tiling::at(i);
     units[i] = {};
-    if (!t.used) continue;
+    if (!t.used()) continue;
     const uint8_t* slot = a.pool + (t.token < kBlockTokens ? place.even : place.odd);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       units[i].chunk[half] =
-          load16(slot + s.target_at(t.part, t.token % kBlockTokens, t.group * 16 + half * 8));
+          load16(slot + s.target_at(place.part, t.token % kBlockTokens, t.group * 16 + half * 8));
   }
-  if (kOutput != Output::low) __syncthreads();  // the whole pair is in registers: `even` may be overwritten
+  if (kOutput != Output::low) __syncthreads();  // all is in registers: `even` may be overwritten
 
 #pragma unroll
   for (int i = 0; i < Tiling::kUnits; ++i) {
     const Tiling t = Tiling::at(i);
     const int k = kFormat == BaseFormat::fixed8 ? fixed8::fast_exponent(row_max<kDim>(units[i])) : 0;
-    if (!t.used) continue;
+    if (!t.used()) continue;
     uint32_t u[16];
     to_words<kFormat>(units[i], k, u);
     uint4 high, low;
-    if (t.part == kKey)
+    if (place.part == kKey)
       split<kKey>(u, high, low);
     else
       split<kValue>(u, high, low);
-    const size_t chunk = s.base_at(t.part, t.token, t.group * 16) & ~size_t(15);
+    const size_t chunk = s.base_at(place.part, t.token, t.group * 16) & ~size_t(15);
     if (kOutput != Output::low) {
       store16(a.pool + place.even + chunk, high);
       if (kFormat == BaseFormat::fixed8 && t.group == 0)
-        a.pool[place.even + s.exponent_at(t.part, t.token)] = uint8_t(int8_t(k));
+        a.pool[place.even + s.exponent_at(place.part, t.token)] = uint8_t(int8_t(k));
     }
     if (kOutput != Output::base) store16(a.low + place.low + chunk, low);
   }
@@ -112,9 +113,10 @@ __global__ void __launch_bounds__(kPairThreads) demote_kernel(const __grid_const
 template <int kDim, Output kOutput>
 void launch(const PairArgs& a, cudaStream_t stream) {
   if (a.format == BaseFormat::fixed8)
-    demote_kernel<kDim, BaseFormat::fixed8, kOutput><<<pair_grid(a), kPairThreads, 0, stream>>>(a);
+    demote_kernel<kDim, BaseFormat::fixed8, kOutput>
+        <<<pair_grid(a), PairTiling<kDim>::kThreads, 0, stream>>>(a);
   else
-    demote_kernel<kDim, BaseFormat::e5m2, kOutput><<<pair_grid(a), kPairThreads, 0, stream>>>(a);
+    demote_kernel<kDim, BaseFormat::e5m2, kOutput><<<pair_grid(a), PairTiling<kDim>::kThreads, 0, stream>>>(a);
 }
 
 template <Output kOutput>

@@ -42,8 +42,23 @@ __device__ __forceinline__ void join(const Unit& unit, uint4 (&chunk)[2]) {
   chunk[1] = make_uint4(w[4], w[5], w[6], w[7]);
 }
 
+// Two neighbouring lanes write their two rows of chunks together, so that one store of theirs is a whole
+// 32-byte sector: each storing its own two chunks was 1.2 times slower on an H200. The first store takes the
+// chunks of the even lane's unit, the second those of the odd lane's.
+__device__ __forceinline__ void exchange_chunks(uint4 (&chunk)[2], bool odd) {
+  uint32_t* first[4] = {&chunk[0].x, &chunk[0].y, &chunk[0].z, &chunk[0].w};
+  uint32_t* second[4] = {&chunk[1].x, &chunk[1].y, &chunk[1].z, &chunk[1].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t received = __shfl_xor_sync(kAllLanes, odd ? *first[i] : *second[i], 1);
+    *first[i] = odd ? received : *first[i];
+    *second[i] = odd ? *second[i] : received;
+  }
+}
+
 template <int kDim, BaseFormat kFormat>
-__global__ void __launch_bounds__(kPairThreads) promote_kernel(const __grid_constant__ PairArgs a) {
+__global__ void __launch_bounds__(PairTiling<kDim>::kThreads)
+    promote_kernel(const __grid_constant__ PairArgs a) {
   using Tiling = PairTiling<kDim>;
   const KvShape s = fixed_shape<kDim>(a.shape);
   const PairPlace place = this_pair(a, s);
@@ -53,36 +68,39 @@ __global__ void __launch_bounds__(kPairThreads) promote_kernel(const __grid_cons
   for (int i = 0; i < Tiling::kUnits; ++i) {
     const Tiling t = Tiling::at(i);
     units[i] = {};
-    if (!t.used) continue;
-    const size_t chunk = s.base_at(t.part, t.token, t.group * 16) & ~size_t(15);
+    if (!t.used()) continue;
+    const size_t chunk = s.base_at(place.part, t.token, t.group * 16) & ~size_t(15);
     units[i].high = load16(a.pool + place.even + chunk);
     units[i].low = load16(a.low + place.low + chunk);
-    if (kFormat == BaseFormat::fixed8) units[i].k = int8_t(a.pool[place.even + s.exponent_at(t.part, t.token)]);
+    if (kFormat == BaseFormat::fixed8)
+      units[i].k = int8_t(a.pool[place.even + s.exponent_at(place.part, t.token)]);
   }
-  __syncthreads();  // the BASE slot is in registers: `even` may be overwritten
+  __syncthreads();  // BASE is in registers: `even` may be overwritten
 
 #pragma unroll
   for (int i = 0; i < Tiling::kUnits; ++i) {
     const Tiling t = Tiling::at(i);
-    if (!t.used) continue;
     uint4 chunk[2];
-    if (t.part == kKey)
+    if (place.part == kKey)
       join<kFormat, kKey>(units[i], chunk);
     else
       join<kFormat, kValue>(units[i], chunk);
+    exchange_chunks(chunk, t.group & 1);
     uint8_t* slot = a.pool + (t.token < kBlockTokens ? place.even : place.odd);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      store16(slot + s.target_at(t.part, t.token % kBlockTokens, t.group * 16 + half * 8), chunk[half]);
+    for (int store = 0; store < 2; ++store) {
+      const int dim = ((t.group & ~1) + store) * 16 + (t.group & 1) * 8;
+      if (dim < kDim) store16(slot + s.target_at(place.part, t.token % kBlockTokens, dim), chunk[store]);
+    }
   }
 }
 
 template <int kDim>
 void launch(const PairArgs& a, cudaStream_t stream) {
   if (a.format == BaseFormat::fixed8)
-    promote_kernel<kDim, BaseFormat::fixed8><<<pair_grid(a), kPairThreads, 0, stream>>>(a);
+    promote_kernel<kDim, BaseFormat::fixed8><<<pair_grid(a), PairTiling<kDim>::kThreads, 0, stream>>>(a);
   else
-    promote_kernel<kDim, BaseFormat::e5m2><<<pair_grid(a), kPairThreads, 0, stream>>>(a);
+    promote_kernel<kDim, BaseFormat::e5m2><<<pair_grid(a), PairTiling<kDim>::kThreads, 0, stream>>>(a);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // kv_write.cu -- the epilogue of the QKV product: bias, QK-norm, RoPE, rotation, number format, paged write.
 //
 // A group of lanes holds one head of one row, 8 values a lane, so every global access is 16 bytes wide and the
-// whole chain runs in registers and shuffles.
+// whole chain runs in registers and shuffles. With many rows a group takes kHeads heads of its row, which share
+// the angles and whose loads are under way together; with few rows every head has its own group.
 
 #include "kernels/cuda_check.h"
 #include "kernels/fixed8.cuh"
@@ -12,27 +13,37 @@ namespace ekv {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kManyRows = 512;  // from here on a quarter of the groups fills the device
+constexpr float kLastOnGrid = fixed8::kBound - 0x1p-9f;  // the float before kBound
 constexpr float kHalfMax = 65504.0f, kE5m2Clamp = 61408.0f;
+
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
 
 template <int kDim>
 struct Group {
   static constexpr int kUsed = kDim / 8;  // lanes that hold values
   static constexpr int kLanes = kUsed <= 8 ? 8 : kUsed <= 16 ? 16 : 32;
   static constexpr int kBlock = kDim == 80 ? 16 : kDim == 96 ? 32 : kDim;  // of the Hadamard matrix
+  static constexpr float kScale = kBlock == 16    ? 0.25f
+                                  : kBlock == 32  ? 0.17677669529663688f
+                                  : kBlock == 64  ? 0.125f
+                                  : kBlock == 128 ? 0.08838834764831845f
+                                                  : 0.0625f;  // 1 / sqrt(kBlock)
 
   static __device__ float sum(float x) {
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
     return x;
   }
-  static __device__ float max(float x) {
+  static __device__ float max(float x) {  // NaN if any is
 #pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      x = max_or_nan(x, __shfl_xor_sync(kAllLanes, x, offset));
     return x;
-  }
-  static __device__ bool any(bool x) {
-    const unsigned lanes = kLanes == 32 ? kAllLanes : (1u << kLanes) - 1;
-    return __ballot_sync(kAllLanes, x) >> (threadIdx.x % kWarpSize & ~(kLanes - 1)) & lanes;
   }
 };
 
@@ -40,30 +51,41 @@ struct Group {
 struct Vector {
   int row, head, slot;
   bool valid, query, key;
+
+  __device__ Vector(const KvWriteArgs& a, int row, int head, int slot)
+      : row(row), head(head), slot(slot), valid(slot >= 0 && head < a.heads + 2 * a.shape.kv_heads) {
+    query = head < a.heads;
+    key = !query && head < a.heads + a.shape.kv_heads;
+  }
 };
 
-template <int kDim>
-__device__ __forceinline__ Vector this_vector(const KvWriteArgs& a) {
-  const int index = (blockIdx.x * kThreads + threadIdx.x) / Group<kDim>::kLanes;
-  const int per_row = a.heads + 2 * a.shape.kv_heads;
-  Vector v;
-  v.row = index / per_row, v.head = index % per_row;
-  const bool inside = v.row < a.num_rows && int(threadIdx.x % Group<kDim>::kLanes) < Group<kDim>::kUsed;
-  v.slot = inside ? a.slot_mapping[v.row] : -1;
-  v.valid = v.slot >= 0;
-  v.query = v.head < a.heads;
-  v.key = !v.query && v.head < a.heads + a.shape.kv_heads;
-  return v;
+// What the heads of a row share. The rotation's scale is folded into the angles, the signs of the half-split
+// pairing into the sines and those of the transform's butterflies into `sign`.
+struct Turn {
+  float c[8], s[8];
+  float sign[5];  // of this lane in the butterfly over 1, 2, 4, 8, 16 lanes
+};
+
+template <int kDim, BaseFormat kFormat>
+__device__ __forceinline__ void load_turn(const KvWriteArgs& a, int row, int slot, int lane, Turn& turn) {
+  constexpr int kHalf = Group<kDim>::kUsed / 2;
+  constexpr float kScale = kFormat == BaseFormat::fixed8 ? Group<kDim>::kScale : 1.0f;
+  const bool upper = lane >= kHalf;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) turn.c[i] = 1, turn.s[i] = 0;
+  if (a.rope_cos && slot >= 0) {
+    const size_t at = size_t(a.positions[row]) * (kDim / 2) + (upper ? lane - kHalf : lane) * 8;
+    load8f(a.rope_cos + at, turn.c);
+    load8f(a.rope_sin + at, turn.s);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) turn.c[i] *= kScale, turn.s[i] *= upper ? kScale : -kScale;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) turn.sign[i] = lane >> i & 1 ? -1.0f : 1.0f;
 }
 
 template <class T, int kDim>
-__device__ __forceinline__ void load_row(const KvWriteArgs& a, const Vector& v, int lane, float (&x)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = 0;
-  if (!v.valid) return;
-  const int per_row = a.heads + 2 * a.shape.kv_heads;
-  load8<T>(a.qkv, (size_t(v.row) * per_row + v.head) * kDim + lane * 8, x);
-  if (!a.bias) return;
+__device__ __forceinline__ void add_bias(const KvWriteArgs& a, const Vector& v, int lane, float (&x)[8]) {
   float bias[8];
   load8<T>(a.bias, size_t(v.head) * kDim + lane * 8, bias);
 #pragma unroll
@@ -85,54 +107,32 @@ __device__ __forceinline__ void normalise(const KvWriteArgs& a, const Vector& v,
 
 // Lane j holds dims 8j to 8j + 7; its partner in the other half of the head lies kUsed / 2 lanes away.
 template <int kDim>
-__device__ __forceinline__ void rotate_positions(const KvWriteArgs& a, const Vector& v, int lane,
-                                                 float (&x)[8]) {
+__device__ __forceinline__ void rotate_positions(int lane, const Turn& turn, float (&x)[8]) {
   using G = Group<kDim>;
-  const bool upper = lane >= G::kUsed / 2;
-  const int partner = upper ? lane - G::kUsed / 2 : lane + G::kUsed / 2;
-  float y[8];
+  const int partner = lane >= G::kUsed / 2 ? lane - G::kUsed / 2 : lane + G::kUsed / 2;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = __shfl_sync(kAllLanes, x[i], partner, G::kLanes);
-  if (!v.valid || !(v.query || v.key)) return;
-  const size_t at = size_t(a.positions[v.row]) * (kDim / 2) + (upper ? partner : lane) * 8;
-  float c[8], s[8];
-  load8f(a.rope_cos + at, c);
-  load8f(a.rope_sin + at, s);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = upper ? x[i] * c[i] + y[i] * s[i] : x[i] * c[i] - y[i] * s[i];
+  for (int i = 0; i < 8; ++i) {
+    const float y = __shfl_sync(kAllLanes, x[i], partner, G::kLanes);
+    x[i] = x[i] * turn.c[i] + y * turn.s[i];
+  }
 }
 
-// Fast Walsh-Hadamard transform: index bits 0 to 2 inside the lane, the rest across lanes. Values, not
-// branches, keep a value head of the same warp as it is.
+// Fast Walsh-Hadamard transform without its scale: index bits 0 to 2 inside the lane, the rest across lanes.
 template <int kDim>
-__device__ __forceinline__ void hadamard(bool rotated, int lane, float (&x)[8]) {
-  constexpr int kBlock = Group<kDim>::kBlock;
-  constexpr float kScale = kBlock == 16    ? 0.25f
-                           : kBlock == 32  ? 0.17677669529663688f
-                           : kBlock == 64  ? 0.125f
-                           : kBlock == 128 ? 0.08838834764831845f
-                                           : 0.0625f;
-  float y[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = x[i];
+__device__ __forceinline__ void hadamard(const Turn& turn, float (&x)[8]) {
 #pragma unroll
   for (int step = 1; step < 8; step *= 2)
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (!(i & step)) {
-        const float sum = y[i] + y[i + step];
-        y[i + step] = y[i] - y[i + step];
-        y[i] = sum;
+        const float sum = x[i] + x[i + step];
+        x[i + step] = x[i] - x[i + step];
+        x[i] = sum;
       }
 #pragma unroll
-  for (int step = 1; step < kBlock / 8; step *= 2)
+  for (int bit = 0; 8 << bit < Group<kDim>::kBlock; ++bit)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float other = __shfl_xor_sync(kAllLanes, y[i], step);
-      y[i] = lane & step ? other - y[i] : y[i] + other;
-    }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = rotated ? y[i] * kScale : x[i];
+    for (int i = 0; i < 8; ++i) x[i] = fmaf(x[i], turn.sign[bit], __shfl_xor_sync(kAllLanes, x[i], 1 << bit));
 }
 
 // Rare path: whose row is it?
@@ -141,28 +141,35 @@ __device__ void flag_sequence(const KvWriteArgs& a, int row) {
     if (a.q_start[s] <= row && row < a.q_start[s + 1]) a.non_finite[s] = 1;
 }
 
-__device__ __forceinline__ void write_query(const KvWriteArgs& a, const Vector& v, int lane, int dim,
-                                            float (&x)[8], int& clamped) {
+// Rare path: clamps to what the format holds and counts what lies beyond `last_kept`.
+__device__ __forceinline__ int clamp_all(float (&x)[8], float last_kept, float clamp) {
+  int clamped = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    clamped += fabsf(x[i]) > kHalfMax;
-    x[i] = fminf(fmaxf(x[i], -kHalfMax), kHalfMax);
+    clamped += fabsf(x[i]) > last_kept;
+    x[i] = fminf(fmaxf(x[i], -clamp), clamp);
   }
-  const size_t at = (size_t(v.row) * a.heads + v.head) * dim + lane * 8;
-  store16(static_cast<uint16_t*>(a.q) + at, pack8<__half>(x));
+  return clamped;
 }
 
-// Puts the vector on its grid. kv_layout.h: t = fp16(clamp(rint(x 2^(15-k)))), TARGET = t 2^(k-15).
+// Puts the vector on its grid. kv_layout.h: t = fp16(clamp(rint(x 2^(15-k)))), TARGET = t 2^(k-15). Adding and
+// subtracting 1.5 2^23 rounds to an integer, and leaves +0 for what rounds to -0. Only the largest exponent can
+// meet values out of range, others at most the last half step below kBound.
 __device__ __forceinline__ uint4 on_grid(float (&x)[8], float max_abs, int& clamped) {
+  constexpr float kMagic = 12582912.0f;
   const int k = fixed8::fast_exponent(max_abs);
-  const float up = fixed8::exp2_int(15 - k), down = fixed8::exp2_int(k - 15);
+  const float up = fixed8::exp2_int(15 - k);
+  if (max_abs * up > fixed8::kClamp)
+    clamped += clamp_all(x, kLastOnGrid, fixed8::kClamp * fixed8::exp2_int(k - 15));
+  const __half2 down = __float2half2_rn(fixed8::exp2_int(k - 15));
+  uint32_t w[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    clamped += fabsf(x[i]) >= fixed8::kBound;
-    const float t = fminf(fmaxf(rintf(x[i] * up), -fixed8::kClamp), fixed8::kClamp);
-    x[i] = __half2float(__float2half_rn(t + 0.0f)) * down;  // -0 + 0 is +0
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t t = pack_half2(fmaf(x[2 * i], up, kMagic) - kMagic, fmaf(x[2 * i + 1], up, kMagic) - kMagic);
+    const __half2 target = __hmul2(*reinterpret_cast<const __half2*>(&t), down);  // exact
+    w[i] = *reinterpret_cast<const uint32_t*>(&target);
   }
-  return pack8<__half>(x);
+  return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 template <int kDim, BaseFormat kFormat>
@@ -172,11 +179,7 @@ __device__ __forceinline__ void write_kv(const KvWriteArgs& a, const Vector& v, 
   if constexpr (kFormat == BaseFormat::fixed8) {
     bits = on_grid(x, max_abs, clamped);
   } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      clamped += fabsf(x[i]) > kE5m2Clamp;
-      x[i] = fminf(fmaxf(x[i], -kE5m2Clamp), kE5m2Clamp);
-    }
+    if (max_abs > kE5m2Clamp) clamped += clamp_all(x, kE5m2Clamp, kE5m2Clamp);
     bits = pack8<__half>(x);
   }
   KvShape s = a.shape;
@@ -186,49 +189,87 @@ __device__ __forceinline__ void write_kv(const KvWriteArgs& a, const Vector& v, 
   store16(a.pool + slot + s.target_at(v.key ? kKey : kValue, v.slot % kBlockTokens, lane * 8), bits);
 }
 
+// One head of one row, from its loaded values to memory. The transforms run where any head of the warp needs
+// them; a value head that shares the warp keeps its own values.
 template <class T, int kDim, BaseFormat kFormat>
-__global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteArgs a) {
-  using G = Group<kDim>;
-  const Vector v = this_vector<kDim>(a);
-  const int lane = threadIdx.x % G::kLanes;
-  float x[8];
-  load_row<T, kDim>(a, v, lane, x);
+__device__ __forceinline__ void write_vector(const KvWriteArgs& a, const Vector& v, int lane, const Turn& turn,
+                                             float (&x)[8], int& clamped) {
+  if (a.bias && v.valid) add_bias<T, kDim>(a, v, lane, x);
   const bool rotated = v.query || v.key;
   if (__any_sync(kAllLanes, rotated)) {
-    if (a.q_norm) normalise<T, kDim>(a, v, lane, x);
-    if (a.rope_cos) rotate_positions<kDim>(a, v, lane, x);
-    if constexpr (kFormat == BaseFormat::fixed8) hadamard<kDim>(rotated, lane, x);
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = x[i];
+    if (a.q_norm) normalise<T, kDim>(a, v, lane, y);
+    rotate_positions<kDim>(lane, turn, y);
+    if constexpr (kFormat == BaseFormat::fixed8) hadamard<kDim>(turn, y);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = rotated ? y[i] : x[i];
   }
-  bool finite = true;
   float max_abs = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) finite &= isfinite(x[i]), max_abs = fmaxf(max_abs, fabsf(x[i]));
-  const bool broken = G::any(!finite);
-  if (kFormat == BaseFormat::fixed8) max_abs = G::max(max_abs);
+  for (int i = 0; i < 8; ++i) max_abs = max_or_nan(max_abs, fabsf(x[i]));
+  max_abs = Group<kDim>::max(max_abs);
   if (!v.valid) return;
-  if (broken) {
+  if (!(max_abs < INFINITY)) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = 0;
     max_abs = 0;
     if (lane == 0) flag_sequence(a, v.row);
   }
-  int clamped = 0;
-  if (v.query)
-    write_query(a, v, lane, kDim, x, clamped);
-  else
+  if (v.query) {
+    if (max_abs > kHalfMax) clamped += clamp_all(x, kHalfMax, kHalfMax);
+    const size_t at = (size_t(v.row) * a.heads + v.head) * kDim + lane * 8;
+    store16(static_cast<uint16_t*>(a.q) + at, pack8<__half>(x));
+  } else {
     write_kv<kDim, kFormat>(a, v, lane, x, max_abs, clamped);
+  }
+}
+
+template <class T, int kDim, BaseFormat kFormat, int kHeads>
+__global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteArgs a) {
+  using G = Group<kDim>;
+  const int per_row = a.heads + 2 * a.shape.kv_heads, groups_per_row = ceil_div(per_row, kHeads);
+  const int index = (blockIdx.x * kThreads + threadIdx.x) / G::kLanes, lane = threadIdx.x % G::kLanes;
+  const int row = index / groups_per_row, first = index % groups_per_row * kHeads;
+  const bool inside = row < a.num_rows && lane < G::kUsed;
+  const int slot = inside ? a.slot_mapping[row] : -1;
+  uint4 loaded[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const size_t at = (size_t(row) * per_row + first + h) * kDim + lane * 8;
+    loaded[h] = inside && first + h < per_row ? load16(static_cast<const uint16_t*>(a.qkv) + at) : uint4{};
+  }
+  Turn turn;
+  load_turn<kDim, kFormat>(a, row, slot, lane, turn);
+  int clamped = 0;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const Vector v(a, row, first + h, slot);
+    float x[8];
+    unpack8<T>(loaded[h], x);
+    write_vector<T, kDim, kFormat>(a, v, lane, turn, x, clamped);
+  }
   if (clamped) atomicAdd(a.clamped, unsigned(clamped));
+}
+
+template <class T, int kDim, int kHeads>
+void launch(const KvWriteArgs& a, cudaStream_t stream) {
+  const int64_t groups = int64_t(a.num_rows) * ceil_div(a.heads + 2 * a.shape.kv_heads, kHeads);
+  const int per_block = kThreads / Group<kDim>::kLanes;
+  const unsigned blocks = unsigned((groups + per_block - 1) / per_block);
+  if (a.format == BaseFormat::fixed8)
+    kv_write_kernel<T, kDim, BaseFormat::fixed8, kHeads><<<blocks, kThreads, 0, stream>>>(a);
+  else
+    kv_write_kernel<T, kDim, BaseFormat::e5m2, kHeads><<<blocks, kThreads, 0, stream>>>(a);
 }
 
 template <class T, int kDim>
 void launch(const KvWriteArgs& a, cudaStream_t stream) {
-  const int64_t vectors = int64_t(a.num_rows) * (a.heads + 2 * a.shape.kv_heads);
-  const int per_block = kThreads / Group<kDim>::kLanes;
-  const unsigned blocks = unsigned((vectors + per_block - 1) / per_block);
-  if (a.format == BaseFormat::fixed8)
-    kv_write_kernel<T, kDim, BaseFormat::fixed8><<<blocks, kThreads, 0, stream>>>(a);
+  if (a.num_rows < kManyRows)
+    launch<T, kDim, 1>(a, stream);
   else
-    kv_write_kernel<T, kDim, BaseFormat::e5m2><<<blocks, kThreads, 0, stream>>>(a);
+    launch<T, kDim, 4>(a, stream);
 }
 
 template <class T>

@@ -15,12 +15,14 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const __grid_constant__ 
   __shared__ float scratch[kWarpSize];
   const size_t row = size_t(blockIdx.x) * a.hidden;
   float x[kVecs][8];
+  uint4 weight[kVecs];  // asked for before the sum is waited for
   float squares = 0;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
     load8<T>(a.x, row + i, x[v]);
+    weight[v] = load16(static_cast<const uint16_t*>(a.weight) + i);
     if (a.residual) {
       float r[8];
       load8<T>(a.residual, row + i, r);
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const __grid_constant__ 
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
     float w[8];
-    load8<T>(a.weight, i, w);
+    unpack8<T>(weight[v], w);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[v][j] *= scale * w[j];
     store16(static_cast<uint16_t*>(a.out) + row + i, pack8<T>(x[v]));
@@ -50,9 +52,9 @@ template <class T>
 void launch_rms(const RmsNormArgs& a, cudaStream_t stream) {
   const int vectors = a.hidden / 8;
   const auto threads = [&](int vecs) { return ceil_div(ceil_div(vectors, vecs), kWarpSize) * kWarpSize; };
-  if (vectors <= 256)
+  if (vectors <= 512)
     rms_norm_kernel<T, 1><<<a.num_rows, threads(1), 0, stream>>>(a);
-  else if (vectors <= 512)
+  else if (vectors <= 1024)
     rms_norm_kernel<T, 2><<<a.num_rows, threads(2), 0, stream>>>(a);
   else
     rms_norm_kernel<T, 4><<<a.num_rows, threads(4), 0, stream>>>(a);

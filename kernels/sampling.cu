@@ -36,10 +36,10 @@ struct Candidates {
 #pragma unroll 1
       for (int g = 0; g < kGroups; ++g) {
         const Group4 group = row.load(g);
-        for (int j = 0; j < kGroup; ++j) {
-          const float z = row.z(group, j);
-          if (z >= cut.floor && is_candidate(cut, bin_of(z, cut.z_max))) f(z, group.index + j);
-        }
+        float z[kGroup];
+        row.adjust(group, z);
+        for (int j = 0; j < kGroup; ++j)
+          if (z[j] >= cut.floor && is_candidate(cut, bin_of(z[j], cut.z_max))) f(z[j], group.index + j);
       }
     }
   }
@@ -89,18 +89,21 @@ __device__ __forceinline__ uint32_t find_cut(Candidates<T>& candidates, Shared& 
   return prefix;
 }
 
-// Mass of the candidates of k_bin that survive top-k.
+// Mass of the candidates of bins k_first to k_last that survive top-k.
 template <class T>
 __device__ __forceinline__ uint64_t mass_from(Candidates<T>& candidates, Shared& s, uint32_t k_cut) {
   if (threadIdx.x == 0) s.low[0] = s.high[0] = 0;
   __syncthreads();
   candidates.for_each([&](float z, int) {
     const Cut& cut = candidates.cut;
-    if (bin_of(z, cut.z_max) == cut.k_bin && ordered(z) >= k_cut)
+    const int bin = bin_of(z, cut.z_max);
+    if (cut.k_first <= bin && bin <= cut.k_last && ordered(z) >= k_cut)
       add_carry(&s.low[0], &s.high[0], mass_of(z, cut.z_max));
   });
   __syncthreads();
-  return uint64_t(s.high[0]) << 32 | s.low[0];
+  const uint64_t mass = uint64_t(s.high[0]) << 32 | s.low[0];
+  __syncthreads();  // the words are used again
+  return mass;
 }
 
 // The winner of a truncating row.
@@ -112,8 +115,8 @@ __device__ __forceinline__ uint64_t draw_truncated(const SampleArgs& a, const Wo
   Candidates<T> candidates{row, cut, w.candidates + size_t(r) * kMaxCandidates, w.num_candidates[r], chunks};
   uint32_t least = 0;
   uint64_t mass = cut.mass;
-  if (cut.k_bin >= 0) {
-    least = find_cut<false>(candidates, s, cut.k_bin, cut.k_bin, cut.k_need);
+  if (cut.k_first >= 0) {
+    least = find_cut<false>(candidates, s, cut.k_first, cut.k_last, cut.k_need);
     if (cut.p_first >= 0) mass = cut.mass_above_k + mass_from(candidates, s, least);
   }
   if (cut.p_first >= 0)
@@ -195,6 +198,7 @@ Workspace carve(Cutter& c, size_t rows, size_t chunks) {
   Workspace w;
   w.partials = c.take<Partial>(rows * chunks);
   w.sure = c.take<uint64_t>(rows * chunks);
+  w.warp_max = c.take<float>(rows * chunks * kWarps);
   w.top = c.take<uint64_t>(rows * chunks * kMaxTopLogprobs);
   w.cuts = c.take<Cut>(rows);
   w.counts = c.take<uint32_t>(rows * kBins);
@@ -235,7 +239,7 @@ void launch_sample(const SampleArgs& args, cudaStream_t stream) {
   Cutter cutter{static_cast<char*>(args.workspace)};
   const Workspace w = carve(cutter, args.num_rows, chunks);
   launch_stats(args, w, chunks, stream);
-  if (args.any_truncates) launch_cut(args, w, chunks, stream);
+  if (args.any_truncates) launch_bound(args, w, chunks, stream), launch_cut(args, w, chunks, stream);
   if (args.any_top) launch_top(args, w, chunks, stream);
   launch_finish(args, w, chunks, stream);
 }

@@ -12,7 +12,8 @@ constexpr int kThreads = 256;
 constexpr int kGroup = 4;                            // tokens of one load and of one Philox block
 constexpr int kGroups = 4;                           // groups per thread
 constexpr int kChunk = kThreads * kGroup * kGroups;  // tokens per block
-constexpr int kMaxChunks = kThreads;                 // so that one thread per chunk can finish a row
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kMaxChunks = kThreads;  // so that one thread per chunk can finish a row
 constexpr int kBins = 1024;
 constexpr float kBinsPerNat = 39;
 constexpr int kMaxCandidates = 4096;
@@ -36,8 +37,20 @@ __device__ __forceinline__ uint64_t ranked(float value, int index) {
 }
 __device__ __forceinline__ float rank_value(uint64_t r) { return from_ordered(uint32_t(r >> 32)); }
 __device__ __forceinline__ int rank_index(uint64_t r) { return int(0xffffffffu - uint32_t(r)); }
+__device__ __forceinline__ uint64_t warp_best(uint64_t x) {
+  const uint32_t high = __reduce_max_sync(kAllLanes, uint32_t(x >> 32));
+  const uint32_t low = __reduce_max_sync(kAllLanes, uint32_t(x >> 32) == high ? uint32_t(x) : 0u);
+  return uint64_t(high) << 32 | low;
+}
+// `scratch`: one word per warp, free again after the call.
 __device__ __forceinline__ uint64_t block_best(uint64_t x, uint64_t* scratch) {
-  return block_reduce(x, uint64_t(0), scratch, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  const int lane = threadIdx.x % kWarpSize;
+  x = warp_best(x);
+  if (lane == 0) scratch[threadIdx.x / kWarpSize] = x;
+  __syncthreads();
+  x = warp_best(lane < kThreads / kWarpSize ? scratch[lane] : 0);
+  __syncthreads();
+  return x;
 }
 
 // ---- random numbers
@@ -60,7 +73,11 @@ __device__ __forceinline__ float race(float z, uint32_t word) {
   const float v = fminf((float(word) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
   return z - logf(-log1pf(-v));
 }
-constexpr float kMaxGumbel = 23.0f;  // above -log(E) of the smallest v, 2^-33: 22.88
+// A token with this word races worse than `best`: -log(1 - v) >= v, and v is cut down to 23 bits here.
+__device__ __forceinline__ bool cannot_win(float z, uint32_t word, float best) {
+  const float v = __uint_as_float(word >> 9 | 0x3f800000u) - 1.0f;
+  return v > 1.001f * __expf(z - best);
+}
 
 // ---- one row
 
@@ -112,12 +129,23 @@ class Row {
   }
 
   // Bias, penalties and temperature. -0 becomes +0, so that equal values are equal bits.
-  __device__ float z(const Group4& group, int j) const {
-    float x = group.raw[j];
-    const int index = group.index + j, local = index % kChunk;
-    if (p_.bias_begin < p_.bias_end && bits_[local / 32] >> local % 32 & 1) x = biased(x, index);
-    if (counts_ && index < a_.vocab) x = penalised(x, counts_[index]);
-    return __fadd_rn(__fmul_rn(x, inverse_), 0.0f);
+  __device__ __forceinline__ void adjust(const Group4& group, float (&z)[kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) z[j] = group.raw[j];
+    if (p_.bias_begin < p_.bias_end) {
+      const int local = group.index % kChunk;
+      const uint32_t hits = bits_[local / 32] >> local % 32;
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j)
+        if (hits >> j & 1) z[j] = biased(z[j], group.index + j);
+    }
+    if (counts_ && group.index < a_.vocab) {
+      const ushort4 count = *reinterpret_cast<const ushort4*>(counts_ + group.index);
+      z[0] = penalised(z[0], count.x), z[1] = penalised(z[1], count.y);
+      z[2] = penalised(z[2], count.z), z[3] = penalised(z[3], count.w);
+    }
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) z[j] = __fadd_rn(__fmul_rn(z[j], inverse_), 0.0f);
   }
   __device__ float raw(int index) const { return to_float(logits_[index]); }
 
@@ -169,18 +197,25 @@ struct Partial {
   int32_t unused;
 };
 
-// Which bins of a truncating row are kept, and which hold the cuts.
+// What is known of a truncating row's cuts. z_max is NaN if the row cannot be sampled.
 struct Cut {
-  float z_max, floor;       // floor: min-p
+  float z_max, floor;       // no z below floor counts
   int32_t first;            // tokens in bins below `first` are kept whatever the cuts turn out to be
-  int32_t k_bin;            // holds the k-th largest; -1: top-k cuts nothing
-  int32_t p_first, p_last;  // one of these holds the top-p cut; -1: no top-p
-  double k_need;            // the k-th largest is number k_need of its bin
-  uint64_t mass, mass_above_k, mass_above_p;  // of all; of the bins before k_bin; of those before p_first
+  int32_t k_first, k_last;  // one of these bins holds the k-th largest; -1: top-k cuts nothing
+  int32_t p_first, p_last;  // one of these bins holds the top-p cut; -1: no top-p
+  double k_need;            // the k-th largest is number k_need from bin k_first on
+  uint64_t mass, mass_above_k, mass_above_p;  // of all; of the bins before k_first; of those before p_first
 };
-
 __device__ __forceinline__ bool is_candidate(const Cut& cut, int bin) {
-  return bin == cut.k_bin || (cut.p_first <= bin && bin <= cut.p_last);
+  return (cut.k_first <= bin && bin <= cut.k_last) || (cut.p_first <= bin && bin <= cut.p_last);
+}
+// With a small k few tokens reach the bound that the warps' maxima give: all of them are candidates, and no
+// histogram is needed.
+__device__ __forceinline__ bool is_listed(const SamplingParams& p, int chunks) {
+  return 0 < p.top_k && p.top_k <= chunks * kWarps;
+}
+__device__ __forceinline__ bool needs_bins(const SamplingParams& p, int chunks) {
+  return p.truncates() && !is_listed(p, chunks) && (p.top_k > 0 || p.top_p < 1);
 }
 
 struct Candidate {
@@ -191,6 +226,7 @@ struct Candidate {
 struct Workspace {
   Partial* partials;           // [rows][chunks]
   uint64_t* sure;              // [rows][chunks] best race among the tokens that are kept in any case
+  float* warp_max;             // [rows][chunks][kWarps] largest z of each warp of a chunk
   uint64_t* top;               // [rows][chunks][kMaxTopLogprobs] ranked raw logits, descending
   Cut* cuts;                   // [rows]
   uint32_t* counts;            // [rows][kBins]
@@ -211,14 +247,9 @@ __device__ __forceinline__ uint32_t mass_of(float z, float z_max) {
 __device__ __forceinline__ void add_carry(uint32_t* low, uint32_t* high, uint32_t x) {
   if (x && atomicAdd(low, x) > 0xffffffffu - x) atomicAdd(high, 1u);
 }
-// The least z that may be drawn before top-k and top-p.
-__device__ __forceinline__ float floor_of(const SamplingParams& p, float z_max) {
-  const float reach = __fsub_rn(z_max, kReach);
-  return p.min_p > 0 ? fmaxf(reach, __fadd_rn(z_max, logf(p.min_p))) : reach;
-}
-
 // Kernels of the other files, in the order in which launch_sample enqueues them.
 void launch_stats(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
+void launch_bound(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
 void launch_cut(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
 void launch_top(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);
 void launch_finish(const SampleArgs& a, const Workspace& w, int chunks, cudaStream_t stream);

@@ -1,9 +1,10 @@
 // sampling_cut.cu -- min-p, top-k and top-p without sorting.
 //
-// A histogram of z over 1024 bins, counts and probability masses, tells which bins hold the k-th largest token
-// and the top-p cut. Tokens above those bins are kept in any case and race at once; those inside, normally a
-// few hundred, are listed as candidates, for which the last kernel finds the exact cuts. All sums are integers,
-// so neither the order of atomics nor the number of blocks can change a cut.
+// Where k is small, the bound of bound_kernel leaves few tokens: all are listed as candidates, for which the
+// last kernel finds the exact cuts. Otherwise a histogram of z over 1024 bins, counts and probability masses,
+// tells which bins hold the k-th largest token and the top-p cut. Tokens above those bins are kept in any case
+// and race at once; those inside, normally a few hundred, are the candidates. All sums are integers, so neither
+// the order of atomics nor the number of blocks can change a cut.
 
 #include "kernels/cuda_check.h"
 #include "kernels/sampling.cuh"
@@ -11,49 +12,38 @@
 namespace ekv::sampling {
 namespace {
 
-// The row's largest z; NaN when the row cannot be sampled.
-__device__ float row_z_max(const Workspace& w, int row, int chunks, uint64_t* scratch) {
-  const bool has = int(threadIdx.x) < chunks;
-  const Partial* partial = w.partials + size_t(row) * chunks + threadIdx.x;
-  const bool broken = __syncthreads_or(has && partial->non_finite);
-  const uint64_t best = block_best(has ? partial->best : 0, scratch);
-  return broken || best == 0 ? NAN : rank_value(best);
-}
-
-__device__ bool needs_bins(const SamplingParams& p) { return p.truncates() && (p.top_k > 0 || p.top_p < 1); }
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     histogram_kernel(const __grid_constant__ SampleArgs a, Workspace w) {
   __shared__ uint32_t bias_bits[kChunk / 32], counts[kBins], low[kBins], high[kBins];
-  __shared__ uint64_t scratch[kWarpSize];
   const int r = blockIdx.y;
-  if (!needs_bins(a.params[r])) return;
-  const float z_max = row_z_max(w, r, gridDim.x, scratch);
+  if (!needs_bins(a.params[r], gridDim.x)) return;
+  const float z_max = w.cuts[r].z_max, floor = w.cuts[r].floor;
   if (isnan(z_max)) return;
   for (int b = threadIdx.x; b < kBins; b += kThreads) counts[b] = low[b] = high[b] = 0;
   __syncthreads();
 
   Row<T> row(a, r, bias_bits);
   row.enter_chunk(blockIdx.x);
-  const float floor = floor_of(row.params(), z_max);
+  const bool by_count = row.params().top_k > 0, by_mass = row.params().top_p < 1;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const Group4 group = row.load(g);
+    float z[kGroup];
+    row.adjust(group, z);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      const float z = row.z(group, j);
-      if (!(z >= floor)) continue;
-      const int b = bin_of(z, z_max);
-      atomicAdd(&counts[b], 1u);
-      add_carry(&low[b], &high[b], mass_of(z, z_max));
+      if (!(z[j] >= floor)) continue;
+      const int b = bin_of(z[j], z_max);
+      if (by_count) atomicAdd(&counts[b], 1u);
+      if (by_mass) add_carry(&low[b], &high[b], mass_of(z[j], z_max));
     }
   }
   __syncthreads();
   for (int b = threadIdx.x; b < kBins; b += kThreads) {
-    if (!counts[b]) continue;
-    atomicAdd(&w.counts[size_t(r) * kBins + b], counts[b]);
-    atomicAdd(&w.masses[size_t(r) * kBins + b], (unsigned long long)(high[b]) << 32 | low[b]);
+    const unsigned long long mass = (unsigned long long)(high[b]) << 32 | low[b];
+    if (counts[b]) atomicAdd(&w.counts[size_t(r) * kBins + b], counts[b]);
+    if (mass) atomicAdd(&w.masses[size_t(r) * kBins + b], mass);
   }
 }
 
@@ -115,27 +105,23 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint64_t scratch[kWarpSize];
   const int r = blockIdx.x;
   const SamplingParams p = a.params[r];
-  if (!p.truncates()) return;
-  Cut cut{};
-  cut.z_max = row_z_max(w, r, chunks, scratch);
-  cut.floor = floor_of(p, cut.z_max);
-  cut.first = kBins, cut.k_bin = cut.p_first = cut.p_last = -1;
-  if (needs_bins(p) && !isnan(cut.z_max)) {
-    const BinSums counts(w.counts + size_t(r) * kBins, scratch), masses(w.masses + size_t(r) * kBins, scratch);
-    uint64_t kept_least = masses.at(kBins - 1, scratch), kept_most = kept_least;
-    cut.mass = kept_least;
-    const int k_bin = p.top_k > 0 ? counts.find(p.top_k, scratch) : kBins;
-    if (k_bin < kBins) {
-      cut.first = cut.k_bin = k_bin;
-      cut.k_need = double(p.top_k - int64_t(counts.at(k_bin - 1, scratch)));
-      cut.mass_above_k = kept_least = masses.at(k_bin - 1, scratch);
-      kept_most = masses.at(k_bin, scratch);
-    }
-    if (p.top_p < 1) {
-      cut.first = cut.p_first = masses.find(double(p.top_p) * double(kept_least), scratch);
-      cut.p_last = masses.find(double(p.top_p) * double(kept_most), scratch);
-      cut.mass_above_p = masses.at(cut.p_first - 1, scratch);
-    }
+  if (!needs_bins(p, chunks)) return;
+  Cut cut = w.cuts[r];
+  if (isnan(cut.z_max)) return;
+  const BinSums counts(w.counts + size_t(r) * kBins, scratch), masses(w.masses + size_t(r) * kBins, scratch);
+  uint64_t kept_least = masses.at(kBins - 1, scratch), kept_most = kept_least;
+  cut.mass = kept_least;
+  const int k_bin = p.top_k > 0 ? counts.find(p.top_k, scratch) : kBins;
+  if (k_bin < kBins) {
+    cut.first = cut.k_first = cut.k_last = k_bin;
+    cut.k_need = double(p.top_k - int64_t(counts.at(k_bin - 1, scratch)));
+    cut.mass_above_k = kept_least = masses.at(k_bin - 1, scratch);
+    kept_most = masses.at(k_bin, scratch);
+  }
+  if (p.top_p < 1) {
+    cut.first = cut.p_first = masses.find(double(p.top_p) * double(kept_least), scratch);
+    cut.p_last = masses.find(double(p.top_p) * double(kept_most), scratch);
+    cut.mass_above_p = masses.at(cut.p_first - 1, scratch);
   }
   if (threadIdx.x == 0) w.cuts[r] = cut;
 }
@@ -163,9 +149,9 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   for (int g = 0; g < kGroups; ++g) {
     const Group4 group = row.load(g);
     uint32_t races = 0;
+    row.adjust(group, z[g]);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      z[g][j] = row.z(group, j);
       if (!(z[g][j] >= cut.floor)) continue;
       const int b = bin_of(z[g][j], cut.z_max);
       races |= uint32_t(b < cut.first) << j;

@@ -100,6 +100,29 @@ INSTANTIATE_TEST_SUITE_P(
              (info.param.in_place ? "_in_place" : "");
     });
 
+// epsilon decides where a row is small: 1e-5 against a mean square of 1e-6, and a row of zeros.
+TEST(RmsNormEpsilon, HoldsUpSmallRows) {
+  const int hidden = 576;
+  std::mt19937 rng(5);
+  std::vector<double> values = normal(rng, hidden, 1e-3);
+  values.resize(2 * hidden, 0.0);
+  const std::vector<uint16_t> x = encode_all(Element::bf16, values);
+  DeviceVector<uint16_t> d_x(x), weight(hidden, bf16_bits(1)), out(2 * hidden, kPoison);
+  RmsNormArgs a;
+  a.x = d_x.data(), a.weight = weight.data(), a.out = out.data();
+  a.num_rows = 2, a.hidden = hidden, a.epsilon = 1e-5f, a.element = Element::bf16;
+  launch_rms_norm(a, nullptr);
+  double squares = 0;
+  for (int i = 0; i < hidden; ++i) squares += std::pow(bf16_value(x[i]), 2);
+  const std::vector<uint16_t> got = out.host();
+  for (int i = 0; i < hidden; ++i) {
+    const double want = bf16_value(x[i]) / std::sqrt(squares / hidden + double(1e-5f));
+    ASSERT_NEAR(bf16_value(got[i]), want,
+                half_step(Element::bf16, want) * (1 + 1e-6) + kArithmetic * std::fabs(want));
+    ASSERT_EQ(got[hidden + i], 0) << "column " << i;
+  }
+}
+
 class SiluMul : public testing::TestWithParam<Element> {};
 
 TEST_P(SiluMul, MatchesDefinition) {

@@ -314,6 +314,30 @@ TEST(Sampling, TiesAtTheCutAreKeptTogether) {
   for (int t : {9, 100, 2000, 4095}) EXPECT_GT(seen[t], 40) << "token " << t;
 }
 
+// Ten tokens of nearly equal probability side by side, so that no shortcut can tell them apart, alone on top or
+// behind `ahead` others: the k-th largest of the ten still comes, the next one never does.
+TEST(Sampling, TopKKeepsExactlyK) {
+  for (const int vocab : {300, 5000, 20000})
+    for (const int ahead : {0, 120}) {
+      const int k = 5, first = vocab / 2 / 32 * 32, rows = ahead ? 1500 : 300;
+      Batch b{Element::fp32, vocab, {}, {}, {}, {}, {}};
+      std::vector<float> row(vocab);
+      for (int i = 0; i < vocab; ++i) row[i] = -12.0f - 1e-4f * float(i);
+      for (int i = 0; i < ahead; ++i) row[i] = 1.2f + 1e-4f * float(i);
+      for (int i = 0; i < 10; ++i) row[first + i] = 1 - 1e-3f * float(i);
+      for (int r = 0; r < rows; ++r) {
+        SamplingParams p;
+        p.seed = r + 1, p.top_k = k + ahead;
+        b.add(row, p);
+      }
+      std::map<int, int> seen;
+      for (const int token : run(b).tokens) ++seen[token];
+      for (int i = 0; i < 10; ++i)
+        EXPECT_EQ(seen.count(first + i), i < k ? 1u : 0u)
+            << "vocab " << vocab << " ahead " << ahead << " place " << i;
+    }
+}
+
 // The draws follow the probabilities: chi-square over 40,000 seeds, with and without cuts.
 TEST(Sampling, DrawsFollowTheDistribution) {
   const std::vector<float> row = {1.0f, 0.2f, -0.5f, 2.0f, 0.7f, -1.5f, 0.0f, 1.4f, -3.0f, 0.9f, 0.1f, -0.2f};
