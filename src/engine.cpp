@@ -105,11 +105,13 @@ void Engine::view_sequences() {
   for (const Sequence* s : sequences_.running()) running_.push_back(kv_.view(*s));
   waiting_.clear();
   const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
-  int uncached_tokens = 0;
+  const int chunk = config_.scheduler.max_chunk_tokens;
+  int64_t tokens = 0;  // that admitting those viewed so far would take from this step
   for (const Sequence* s : sequences_.waiting()) {
-    if (waiting_.size() == places || uncached_tokens >= config_.scheduler.max_step_tokens) break;
+    if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
     waiting_.push_back(kv_.view(*s));
-    uncached_tokens += s->num_tokens() - waiting_.back().num_cached;
+    const int uncached = s->num_tokens() - waiting_.back().num_cached;
+    tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
   }
 }
 

@@ -18,11 +18,11 @@
 
 namespace ekv {
 
-// What one step did and how things stand after it; for metrics and the step log. A step that found nothing to run
-// reports too, with zero tokens.
+// What one step did and how things stand after it; for metrics and the step log. A step that found nothing to
+// run reports too, with zero tokens.
 struct StepRecord {
-  int64_t start_us = 0, plan_us = 0, device_us = 0,
-          end_us = 0;  // Clock time; durations of two phases; Clock time
+  int64_t start_us = 0, end_us = 0;    // Clock time
+  int64_t plan_us = 0, device_us = 0;  // how long planning and packing took, and how long the device
   int num_prefill_tokens = 0, num_decode_tokens = 0;
   int num_running = 0, num_waiting = 0;
   int num_admitted = 0, num_preempted = 0;

@@ -75,7 +75,10 @@ void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packe
   packed.max_pairs = 0;
   for (const ChunkPlan& chunk : plan.chunks)
     packed.max_pairs = std::max(packed.max_pairs, int(sequences[chunk.seq].blocks.pairs.size()));
-  packed.table.assign(plan.chunks.size() * size_t(packed.max_pairs), PairEntry{});
+  const size_t entries = plan.chunks.size() * size_t(packed.max_pairs);
+  if (packed.table.capacity() < entries)
+    packed.table.reserve(2 * entries);  // tables grow by a pair every 32 steps
+  packed.table.assign(entries, PairEntry{});
 
   auto row = packed.table.begin();
   for (const ChunkPlan& chunk : plan.chunks) {

@@ -22,8 +22,8 @@ struct PackedStep {
   StepInput view() const;
 };
 
-// `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks;
-// rows of prompt logprobs come before the sampled row of their chunk. Points into `sequences` until they
+// `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks,
+// and rows of prompt logprobs before the sampled row of their chunk. Points into `sequences` until they
 // change.
 void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packed);
 
