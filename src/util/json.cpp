@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
 
 namespace ekv {
 namespace {
@@ -32,12 +35,32 @@ bool deeper_than(std::string_view text, int max_depth) {
   return false;
 }
 
+// Refuses objects whose members `Json` would search too long: without a limit a body of one megabyte costs
+// seconds.
+class MemberLimit {
+ public:
+  template <class Value>
+  bool operator()(int depth, nlohmann::json::parse_event_t event, Value&) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start) members_.resize(size_t(depth) + 2), members_[size_t(depth) + 1] = 0;
+    if (event == Event::key && ++members_.at(size_t(depth)) > kMaxJsonMembers)
+      throw std::length_error(fmt::format("a JSON object has more than {} members", kMaxJsonMembers));
+    return true;
+  }
+
+ private:
+  std::vector<int> members_;  // [depth] of the objects being read
+};
+
 template <class Value>
 Result<Value> parse_as(std::string_view text, int max_depth) {
   if (deeper_than(text, max_depth))
     return Error{Error::invalid_argument, fmt::format("JSON is nested deeper than {} levels", max_depth), {}};
   try {
-    return Value::parse(text);
+    constexpr bool ordered = std::is_same_v<Value, Json>;
+    return ordered ? Value::parse(text, MemberLimit()) : Value::parse(text);
+  } catch (const std::length_error& e) {
+    return Error{Error::too_large, e.what(), {}};
   } catch (const nlohmann::json::exception& e) {
     // The library quotes the offending bytes, which need not be UTF-8: pass its words on as clean text.
     const std::string clean = Json(e.what()).dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -13,9 +13,11 @@ namespace ekv {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMaxJsonDepth = 128;
+constexpr int kMaxJsonMembers = 1024;  // of one object; `Json` searches them linearly
 
 // The whole text must be one JSON value. Refused: invalid UTF-8, lone surrogate escapes, nesting deeper than
-// `max_depth`, anything after the value. A leading UTF-8 byte order mark is skipped.
+// `max_depth`, objects of more than kMaxJsonMembers members, anything after the value. A leading UTF-8 byte
+// order mark is skipped.
 Result<Json> parse_json(std::string_view text, int max_depth = kMaxJsonDepth);
 
 // Text that any strict parser reads. Invalid UTF-8 inside strings becomes U+FFFD. indent < 0: one line.
