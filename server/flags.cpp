@@ -26,6 +26,8 @@ struct RawFlags {
 void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
   app.add_option("model,--model", flags.model, "Hugging Face folder, or the name of a built-in config")
       ->required();
+  app.add_option("--tokenizer", flags.tokenizer, "folder with tokenizer.json (default: the model's)")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--served-model-name", flags.served_model_names,
                  "names that requests may use; replies carry the first (default: the model as given)");
   app.add_option("--max-model-len", raw.max_model_len,
@@ -95,6 +97,8 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
                  "JSON list of origins of browser pages that may call; []: no CORS headers")
       ->capture_default_str();
   app.add_flag("--enable-request-id-headers", flags.echo_request_id, "send X-Request-Id back");
+  app.add_flag("--enable-log-requests,!--disable-log-requests", flags.log_requests,
+               "a log line for each request (default: off)");
   app.add_flag("--enable-prompt-tokens-details", flags.prompt_tokens_details, "cached tokens in `usage`");
   app.add_option("--max-body-bytes", raw.max_body, "largest request body; more is refused with 413")
       ->capture_default_str();

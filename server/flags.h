@@ -1,7 +1,6 @@
 #pragma once
-// flags.h -- the command line. Names and defaults are those of `vllm serve` where the feature exists;
-// differences:
-// --shutdown-timeout is 30 (0 there), --host binds all IPv4 addresses, and flags of absent features are errors.
+// flags.h -- the command line. Names and defaults are those of `vllm serve` where the feature exists. We differ
+// in --shutdown-timeout (30, there 0), and a flag of an absent feature is an error.
 
 #include <cstdint>
 #include <optional>
@@ -15,6 +14,7 @@ namespace ekv {
 
 struct ServeFlags {
   std::string model;                            // folder or built-in name
+  std::string tokenizer;                        // folder of tokenizer.json; empty: the model's
   std::vector<std::string> served_model_names;  // empty: the model as given
   std::optional<int> max_model_len;             // tokens; absent: the model's own, or what fits
   EngineConfig engine;                          // max_model_len is decided at start
@@ -29,6 +29,7 @@ struct ServeFlags {
   std::vector<std::string> api_keys;
   std::vector<std::string> allowed_origins{"*"};
   bool echo_request_id = false;
+  bool log_requests = false;
   bool prompt_tokens_details = false;
   int max_queued = 0;  // sequences; 0: no limit
   int shutdown_timeout_s = 30;

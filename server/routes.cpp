@@ -97,6 +97,7 @@ HttpResponse Routes::handle(const HttpRequest& request) {
   if (!route) return unknown_route(request);
   HttpResponse response = (this->*route->handler)(request);
   decorate(request, response);
+  if (options_.log_requests) log_info(fmt::format("{} {} {}", request.method, request.path, response.status));
   return response;
 }
 

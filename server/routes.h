@@ -15,6 +15,7 @@ struct RouteOptions {
   std::string version;
   std::vector<std::string> api_keys;              // any of them opens /v1/...; none: everything is open
   std::vector<std::string> allowed_origins{"*"};  // of browser pages; empty: no CORS headers at all
+  bool log_requests = false;                      // one line per request
   bool echo_request_id = false;                   // X-Request-Id comes back in the reply
 };
 

@@ -62,8 +62,13 @@ int pages_of_pool(const ModelConfig& model, const KvConfig& kv) {
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
-  Result<Tokenizer> tokenizer = Tokenizer::load(flags.model);
+  Result<Tokenizer> tokenizer = Tokenizer::load(flags.tokenizer.empty() ? flags.model : flags.tokenizer);
   if (!tokenizer) return tokenizer.error();
+  if (tokenizer->vocab_size() > model.config().vocab)
+    return Error{Error::invalid_argument,
+                 fmt::format("the tokenizer has {} tokens, but the model has logits for {} only",
+                             tokenizer->vocab_size(), model.config().vocab),
+                 "tokenizer"};
   Result<RenderChat> render = load_chat_template(flags, *tokenizer);
   if (!render) return render.error();
   const ModelConfig& config = model.config();
@@ -140,6 +145,7 @@ ServiceConfig service_config(const ServeFlags& flags) {
           .routes = {.version = version_text(),
                      .api_keys = flags.api_keys,
                      .allowed_origins = flags.allowed_origins,
+                     .log_requests = flags.log_requests,
                      .echo_request_id = flags.echo_request_id},
           .loop = {.max_queued = flags.max_queued, .hang_us = int64_t(flags.watchdog_timeout_s) * 1000000}};
 }

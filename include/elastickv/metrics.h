@@ -1,8 +1,8 @@
 #pragma once
 // metrics.h -- counters and histograms under the names that dashboards for vLLM query, as Prometheus text.
 //
-// Every metric carries the labels model_name and engine ("0"). Each choice of a request counts as one request;
-// the prompt that several choices share is counted once, as in `usage`, so that totals equal those of clients.
+// Every metric carries the labels model_name and engine ("0"). Each choice of a request counts as one request,
+// but the prompt that several choices share is counted once, as in `usage`: totals equal those of clients.
 
 #include <memory>
 #include <string>
