@@ -44,11 +44,7 @@ Ceilings measure_ceilings() {
   const Timing read = time_graph(
       4, [&](int, cudaStream_t s) { launch_read(a.data(), bytes, sink.data(), s); }, 20);
   const Timing copy = time_graph(
-      4,
-      [&](int, cudaStream_t s) {
-        cuda_check(cudaMemcpyAsync(b.data(), a.data(), bytes, cudaMemcpyDeviceToDevice, s));
-      },
-      20);
+      4, [&](int, cudaStream_t s) { launch_copy(b.data(), a.data(), bytes, s); }, 20);
   c.read_tbs = bytes / read.median_us / 1e6;
   c.copy_tbs = 2 * bytes / copy.median_us / 1e6;
   c.gap_us = time_graph(200, [](int, cudaStream_t s) { launch_empty(s); }).median_us;
@@ -142,9 +138,10 @@ class DeviceBatch {
   // What decode of one layer reads.
   double kv_bytes() const { return double(slots_) * b_.kv_heads * 4 * kBlockTokens * b_.head_dim; }
 
-  Timing decode(KvPath path, int num_ctas = multiprocessors()) {
+  Timing decode(KvPath path, int num_ctas = multiprocessors()) const {
     DecodeWorkspace w = decode_workspace(shape_, b_.heads, args_.num_seqs, args_.max_pairs, num_ctas);
     DeviceArray<uint8_t> memory(w.bytes);
+    cuda_check(cudaMemset(memory.data(), 0, memory.size()));
     w.memory = memory.data();
     launch_decode_plan(args_, path, w, nullptr);
     cuda_check(cudaDeviceSynchronize());
@@ -154,9 +151,36 @@ class DeviceBatch {
       launch_decode(a, path, w, stream);
     });
   }
-  Timing plan(KvPath path) {
+  Timing prefill(KvPath path, MatrixUnit at_most = MatrixUnit::wgmma) const {
+    int base_pairs = 0;
+    for (const auto& pairs : b_.base) base_pairs += int(std::count(pairs.begin(), pairs.end(), true));
+    PrefillWorkspace w =
+        prefill_workspace(shape_, b_.heads, args_.rows, args_.num_seqs, args_.max_pairs, base_pairs);
+    DeviceArray<uint8_t> memory(w.bytes);
+    cuda_check(cudaMemset(memory.data(), 0, memory.size()));
+    w.memory = memory.data();
+    launch_prefill_plan(args_, w, nullptr);
+    cuda_check(cudaDeviceSynchronize());
+    return time_graph(
+        4,
+        [&](int i, cudaStream_t stream) {
+          AttnArgs a = args_;
+          a.layer = i % shape_.layers;
+          launch_prefill(a, path, w, stream, at_most);
+        },
+        20);
+  }
+  // Multiplications and additions of the visible pairs.
+  double flops() const {
+    double pairs = 0;
+    for (size_t s = 0; s < b_.rows.size(); ++s)
+      pairs += double(b_.rows[s]) * (b_.kv_len[s] - b_.rows[s]) + double(b_.rows[s]) * (b_.rows[s] + 1) / 2;
+    return 4 * pairs * b_.heads * b_.head_dim;
+  }
+  Timing plan(KvPath path) const {
     DecodeWorkspace w = decode_workspace(shape_, b_.heads, args_.num_seqs, args_.max_pairs, multiprocessors());
     DeviceArray<uint8_t> memory(w.bytes);
+    cuda_check(cudaMemset(memory.data(), 0, memory.size()));
     w.memory = memory.data();
     return time_graph(50, [&](int, cudaStream_t stream) { launch_decode_plan(args_, path, w, stream); });
   }
@@ -188,6 +212,33 @@ class Report {
  private:
   Ceilings c_;
 };
+
+void prefill_rows(int head_dim) {
+  std::printf("%-34s %9s %9s %9s\n", "row", "median us", "p95 us", "TFLOP/s");
+  const auto row = [](const std::string& name, const DeviceBatch& b, Timing t) {
+    std::printf("%-34s %9.1f %9.1f %9.1f\n", name.c_str(), t.median_us, t.p95_us,
+                b.flops() / t.median_us / 1e6);
+    std::fflush(stdout);
+  };
+  const std::string dim = " d" + std::to_string(head_dim);
+  for (int past : {0, 8192, 32768}) {
+    const std::string what = std::to_string(2048) + " @ " + std::to_string(past / 1024) + "K" + dim;
+    Batch native;
+    native.head_dim = head_dim;
+    native.add(2048, 2048 + past, 0, false, 0);
+    DeviceBatch b(native);
+    row("prefill " + what, b, b.prefill(KvPath::native));
+    if (past != 8192) continue;
+    row("prefill mma.sync " + what, b, b.prefill(KvPath::native, MatrixUnit::mma));
+  }
+  for (int past : {8192, 32768}) {
+    Batch base;
+    base.head_dim = head_dim;
+    base.add(2048, 2048 + past, double(past) / (2048 + past), false, 0);
+    DeviceBatch b(base);
+    row("prefill, past all BASE " + std::to_string(past / 1024) + "K" + dim, b, b.prefill(KvPath::general));
+  }
+}
 
 struct Cell {
   const char* name;
@@ -222,6 +273,17 @@ void decode_rows(const Report& report) {
   }
 }
 
+void goal_rows(const Report& report) {
+  for (const Cell& c : kCells) {
+    const DeviceBatch native(Batch::decode(c.seqs, c.context, 0, false));
+    report.row(std::string("native ") + c.name, native.decode(KvPath::native), native.kv_bytes(),
+               c.native_goal_us);
+    const DeviceBatch base(Batch::decode(c.seqs, c.context, 1, false));
+    report.row(std::string("structured 100% BASE ") + c.name, base.decode(KvPath::structured), base.kv_bytes(),
+               c.base_goal_us);
+  }
+}
+
 void ragged_rows(const Report& report) {
   std::mt19937 rng(3);
   std::lognormal_distribution<double> lengths(0, 0.8);
@@ -245,10 +307,18 @@ void planner_rows(const Report& report) {
 }  // namespace
 }  // namespace ekv::bench
 
-int main() {
+// kernels_bench [goals | decode | prefill]: the rows with a goal of their own, all decode rows, all prefill
+// rows; without an argument decode and prefill.
+int main(int argc, char** argv) {
   using namespace ekv::bench;
+  const std::string what = argc > 1 ? argv[1] : "";
   const Report report(measure_ceilings());
-  decode_rows(report);
-  ragged_rows(report);
-  planner_rows(report);
+  if (what == "goals") goal_rows(report);
+  if (what == "decode" || what.empty()) {
+    decode_rows(report);
+    ragged_rows(report);
+    planner_rows(report);
+  }
+  if (what == "prefill" || what.empty())
+    for (int head_dim : {128, 64, 256}) prefill_rows(head_dim);
 }

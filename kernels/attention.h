@@ -63,12 +63,12 @@ struct AttnArgs {
 
 // Device memory that plan and decode share. One plan serves all layers of a step.
 struct DecodeWorkspace {
-  uint8_t* memory = nullptr;  // `bytes` of device memory, 256-byte aligned, contents irrelevant
+  uint8_t* memory = nullptr;  // `bytes` of device memory, 256-byte aligned; zeroed once, then left alone
   size_t bytes = 0;
   int num_ctas = 0;  // shares into which the work is cut
   int max_seqs = 0, max_pairs = 0, kv_heads = 0, heads = 0, head_dim = 0;
 };
-constexpr int kMaxDecodeSeqs = 4096;
+constexpr int kMaxDecodeSeqs = 2048;
 
 // Sizes the workspace for batches up to `max_seqs` sequences of `max_pairs` pairs; the caller brings the
 // memory. num_ctas: normally the number of multiprocessors; the results' last bits depend on it.
@@ -80,6 +80,32 @@ void launch_decode_plan(const AttnArgs& args, KvPath path, const DecodeWorkspace
 
 // After launch_decode_plan with the same path, tables, q_start and kv_len.
 void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& workspace, cudaStream_t stream);
+
+// ---- prefill: the sequences that have two rows or more.
+
+enum class MatrixUnit : uint8_t { mma, wgmma };  // mma.sync of sm_80 and up; wgmma of sm_90a
+
+// Device memory that plan and prefill share. BASE pairs are expanded, layer by layer, to TARGET slots in the
+// scratch.
+struct PrefillWorkspace {
+  uint8_t* memory = nullptr;  // `bytes` of device memory, 1024-byte aligned, contents irrelevant
+  size_t bytes = 0;
+  int max_rows = 0, max_seqs = 0, max_pairs = 0;
+  int scratch_pairs =
+      0;  // most BASE pairs of all prefilling sequences of a batch together; more is a device fault
+  int kv_heads = 0, heads = 0, head_dim = 0;
+};
+constexpr int kMaxPrefillSeqs = 2048;
+
+PrefillWorkspace prefill_workspace(const KvShape& shape, int heads, int max_rows, int max_seqs, int max_pairs,
+                                   int scratch_pairs);
+
+// Lists the tiles of the batch, longest first, and its BASE pairs. Once a step.
+void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& workspace, cudaStream_t stream);
+
+// Expands BASE pairs unless `path` is native, then attends. After launch_prefill_plan with the same batch.
+void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& workspace, cudaStream_t stream,
+                    MatrixUnit at_most = MatrixUnit::wgmma);
 
 // ---- selection
 
@@ -93,6 +119,19 @@ struct DecodeKernel {
   DecodeLauncher launch;
   const char* name;
 };
+
+using PrefillLauncher = void (*)(const AttnArgs&, const PrefillWorkspace&, cudaStream_t);
+
+struct PrefillKernel {
+  MatrixUnit unit;
+  int head_dim;
+  PrefillLauncher launch;
+  const char* name;
+};
+
+// The fastest kernel of this build that the current device runs; nullptr: none. `at_most`: tests and
+// comparisons can ask for the kernels of older devices.
+const PrefillKernel* find_prefill(int head_dim, MatrixUnit at_most = MatrixUnit::wgmma);
 
 // nullptr: this build has no such kernel. Ask at start-up, not at the first request.
 const DecodeKernel* find_decode(KvPath path, BaseFormat format, int head_dim, int group);

@@ -3,11 +3,15 @@
 //
 //   decode   decode_core.cuh       one row per sequence; contract in attention.h
 //   plan     decode_plan.cu        shares of equal bytes, once a step; contract in attention.h
+//   prefill  prefill_wgmma.cu      two rows or more per sequence, sm_90a
+//            prefill_mma.cu        the same for older devices and for head dims that are no multiple of 64
+//            prefill_plan.cu       tiles and BASE pairs, once a step; expansion of BASE pairs, once a layer
 
 #include <algorithm>
 
 #include "elastickv/base.h"
 #include "kernels/decode_plan.h"
+#include "kernels/prefill_plan.h"
 
 namespace ekv {
 namespace {
@@ -65,9 +69,27 @@ constexpr DecodeKernel kDecodeKernels[] = {
     {KvPath::general, BaseFormat::e5m2, 256, 8, launch_decode_kernel<KvPath::general, BaseFormat::e5m2, 256, 1>, "general_e5m2_d256_g8"},
     {KvPath::general, BaseFormat::e5m2, 256, 16, launch_decode_kernel<KvPath::general, BaseFormat::e5m2, 256, 2>, "general_e5m2_d256_g16"},
 };
+
+constexpr PrefillKernel kPrefillKernels[] = {  // the fastest first
+    {MatrixUnit::wgmma, 64, launch_prefill_wgmma<64>, "prefill_wgmma_d64"},
+    {MatrixUnit::wgmma, 128, launch_prefill_wgmma<128>, "prefill_wgmma_d128"},
+    {MatrixUnit::wgmma, 256, launch_prefill_wgmma<256>, "prefill_wgmma_d256"},
+    {MatrixUnit::mma, 64, launch_prefill_mma<64>, "prefill_mma_d64"},
+    {MatrixUnit::mma, 80, launch_prefill_mma<80>, "prefill_mma_d80"},
+    {MatrixUnit::mma, 96, launch_prefill_mma<96>, "prefill_mma_d96"},
+    {MatrixUnit::mma, 128, launch_prefill_mma<128>, "prefill_mma_d128"},
+    {MatrixUnit::mma, 256, launch_prefill_mma<256>, "prefill_mma_d256"},
+};
 // clang-format on
 
 }  // namespace
+
+const PrefillKernel* find_prefill(int head_dim, MatrixUnit at_most) {
+  for (const PrefillKernel& k : kPrefillKernels)
+    if (k.head_dim == head_dim && k.unit <= at_most && (k.unit == MatrixUnit::mma || device_has_wgmma()))
+      return &k;
+  return nullptr;
+}
 
 const DecodeKernel* find_decode(KvPath path, BaseFormat format, int head_dim, int group) {
   for (const DecodeKernel& k : kDecodeKernels)

@@ -1,4 +1,4 @@
-// decode_plan.cu -- one CTA cuts the batch into equal shares, once a step.
+// decode_plan.cu -- cuts the batch into shares, once a step.
 
 #include <algorithm>
 
@@ -9,9 +9,22 @@
 namespace ekv {
 namespace {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = 512,
+              kPlanCtas = 16;  // each CTA repeats the sums and writes its part of the shares
 // A share below one slot per warp would only add partials to merge.
 constexpr int kMinShare = kDecodeWarps;
+// Below this many slots per CTA a dynamic line costs more in partials than it evens out.
+constexpr int kMinSlotsForDynamic = 32;
+// The static part of a unit in sixteenths: the slowest multiprocessor must be done with it when the mean is.
+constexpr int kStaticSixteenths = 11;
+// Units shorter than this go to one line as a whole, every fourth sequence to the dynamic one.
+constexpr int kMinSplitUnit = 32;
+// Dynamic shares: the first half of the line in shares of twice the size, the rest in the size that leaves each
+// CTA about this many, and never below two slots per warp.
+constexpr int kDynamicPerCta = 18;
+constexpr int kMinDynamicShare = 2 * kDecodeWarps;
+
+constexpr int max_shares(int num_ctas) { return num_ctas * (2 + kDynamicPerCta); }
 
 struct PlanParams {
   AttnArgs a;
@@ -28,6 +41,7 @@ __device__ int decode_blocks(const AttnArgs& a, int seq) {
 // One warp per 32 pairs: which of them are BASE. Pairs past the sequence's last block count as TARGET.
 __device__ void read_modes(const PlanParams& p) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+#pragma unroll 4
   for (int unit = warp; unit < p.a.num_seqs * p.words; unit += kPlanThreads / kWarpSize) {
     const int seq = unit / p.words, pair = unit % p.words * 32 + lane;
     const int pairs = (decode_blocks(p.a, seq) + 1) / 2;
@@ -75,33 +89,44 @@ __device__ int block_of_slot(const PlanParams& p, int seq, int slot) {
   return 2 * pair + slot;
 }
 
-// Where a sequence starts on the line of slots, and how many sequences with slots come before it.
+// What lies before a sequence on the two lines, per KV head: slots, and sequences that have slots there.
 struct Start {
-  int slots, seqs;
-  __device__ Start operator+(Start o) const { return {slots + o.slots, seqs + o.seqs}; }
+  int slots[2], seqs[2];
+  __device__ Start operator+(const Start& o) const {
+    return {{slots[0] + o.slots[0], slots[1] + o.slots[1]}, {seqs[0] + o.seqs[0], seqs[1] + o.seqs[1]}};
+  }
+  __device__ Start operator-(const Start& o) const {
+    return {{slots[0] - o.slots[0], slots[1] - o.slots[1]}, {seqs[0] - o.seqs[0], seqs[1] - o.seqs[1]}};
+  }
 };
+constexpr int kStatic = 0, kDynamic = 1;
+
+__device__ Start cut(int seq, int slots, bool dynamic) {
+  int first = slots;
+  if (dynamic) first = slots >= kMinSplitUnit ? slots * kStaticSixteenths / 16 : seq % 4 == 3 ? 0 : slots;
+  return {{first, slots - first}, {first > 0, slots > first}};
+}
 
 // Exclusive prefix sums over all sequences into `starts`; the totals go to starts[num_seqs].
-__device__ void scan_slots(const PlanParams& p, Start* starts) {
+__device__ void scan_starts(const PlanParams& p, bool dynamic, Start* starts) {
   __shared__ Start warp_sums[kPlanThreads / kWarpSize];
   const int n = p.a.num_seqs, lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int per_thread = (n + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(n, int(threadIdx.x) * per_thread), end = min(n, begin + per_thread);
-  Start sum{0, 0};
-  for (int s = begin; s < end; ++s) {
-    const int slots = seq_shape(p, s).slots;
-    starts[s] = {slots, slots > 0};
-    sum = sum + starts[s];
-  }
+  Start sum{};
+  for (int s = begin; s < end; ++s) sum = sum + (starts[s] = cut(s, seq_shape(p, s).slots, dynamic));
   Start inclusive = sum;
   for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const Start up{__shfl_up_sync(kAllLanes, inclusive.slots, offset),
-                   __shfl_up_sync(kAllLanes, inclusive.seqs, offset)};
+    Start up;
+    for (int line = 0; line < 2; ++line) {
+      up.slots[line] = __shfl_up_sync(kAllLanes, inclusive.slots[line], offset);
+      up.seqs[line] = __shfl_up_sync(kAllLanes, inclusive.seqs[line], offset);
+    }
     if (lane >= offset) inclusive = inclusive + up;
   }
   if (lane == kWarpSize - 1) warp_sums[warp] = inclusive;
   __syncthreads();
-  Start before{inclusive.slots - sum.slots, inclusive.seqs - sum.seqs};
+  Start before = inclusive - sum;
   for (int w = 0; w < warp; ++w) before = before + warp_sums[w];
   for (int s = begin; s < end; ++s) {
     const Start own = starts[s];
@@ -112,69 +137,154 @@ __device__ void scan_slots(const PlanParams& p, Start* starts) {
   __syncthreads();
 }
 
-// The sequence that holds `slot` of the line.
-__device__ int find_seq(const Start* starts, int n, int slot) {
-  int low = 0, high = n;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (starts[middle].slots <= slot ? low : high) = middle;
+// How a line is cut: `big` shares of `big_size` slots, then shares of `size`.
+struct LineCut {
+  int total, size, big, big_size;
+  __device__ int shares() const { return big + (total - big * big_size + size - 1) / size; }
+  __device__ int begin(int share) const {
+    return min(total, share < big ? share * big_size : big * big_size + (share - big) * size);
   }
-  return low;
+  __device__ int share_of(int slot) const {
+    return slot < big * big_size ? slot / big_size : big + (slot - big * big_size) / size;
+  }
+};
+
+__device__ LineCut cut_static(int total, int num_ctas) {
+  return {total, max((total + num_ctas - 1) / num_ctas, kMinShare), 0, 1};
+}
+__device__ LineCut cut_dynamic(int total, int num_ctas) {
+  const int size = max((total + num_ctas * kDynamicPerCta - 1) / (num_ctas * kDynamicPerCta), kMinDynamicShare);
+  return {total, size, total / 2 / (2 * size), 2 * size};
 }
 
-__device__ void write_share(const PlanParams& p, const Start* starts, int cta, int chunk) {
-  const int heads = p.a.shape.kv_heads, n = p.a.num_seqs, total = starts[n].slots * heads;
-  const int begin = min(total, cta * chunk), end = min(total, begin + chunk);
-  p.plan.arrivals[cta] = 0;
-  if (begin == end) {
-    p.plan.ranges[cta] = {0, 0};
-    return;
+// All that one thread needs to write a share's items.
+struct Writer {
+  const PlanParams& p;
+  const Start* starts;
+  LineCut cuts[2];
+
+  __device__ int length(int line, int seq) const {
+    return starts[seq + 1].slots[line] - starts[seq].slots[line];
   }
-  int seq = find_seq(starts, n, begin / heads);
-  int slots = starts[seq + 1].slots - starts[seq].slots;
-  int head = (begin - starts[seq].slots * heads) / slots;
-  // Unit u of CTA c is item u + c: two CTAs that share a unit, and neighbours that do not, never collide.
-  const int first_item = starts[seq].seqs * heads + head + cta;
-  int item = first_item;
-  SeqShape shape = seq_shape(p, seq);
-  for (int at = begin; at < end; ++item) {
-    const int unit = starts[seq].slots * heads + head * slots, first_cta = unit / chunk;
-    DecodeItem& out = p.plan.items[item];
+  __device__ int first_share(int line) const { return line == kStatic ? 0 : p.num_ctas; }
+
+  // The sequence that holds slot `slot` (per head) of the line.
+  __device__ int find_seq(int line, int slot) const {
+    int low = 0, high = p.a.num_seqs;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (starts[middle].slots[line] <= slot ? low : high) = middle;
+    }
+    return low;
+  }
+
+  // Unit u of share k is item u + k of its line: shares that have a unit in common never collide, others
+  // neither.
+  __device__ int item_index(int line, int seq, int head, int share) const {
+    const int heads = p.a.shape.kv_heads;
+    const int before = line == kStatic ? 0 : p.num_ctas + starts[p.a.num_seqs].seqs[kStatic] * heads;
+    return before + starts[seq].seqs[line] * heads + head + share;
+  }
+
+  // Items of a unit on one line, and the index of the first of them.
+  __device__ int splits(int line, int seq, int head, int* first_index) const {
+    const int slots = length(line, seq);
+    if (slots == 0) return 0;
+    const int unit = starts[seq].slots[line] * p.a.shape.kv_heads + head * slots,
+              share = cuts[line].share_of(unit);
+    *first_index = item_index(line, seq, head, share);
+    return cuts[line].share_of(unit + slots - 1) - share + 1;
+  }
+
+  __device__ DecodeItem item(int line, int seq, const SeqShape& shape, int head, int begin, int end,
+                             int index) const {
+    DecodeItem out{};
+    const int skipped = line == kDynamic ? length(kStatic, seq) : 0;
     out.seq = seq;
     out.kv_head = head;
-    out.slot_begin = at - unit;
-    out.slot_end = min(slots, end - unit);
+    out.slot_begin = skipped + begin;
+    out.slot_end = skipped + end;
     out.block_begin = out.slot_begin == 0 ? 0 : block_of_slot(p, seq, out.slot_begin);
     out.run_first = shape.run_first;
     out.run_count = shape.run_count;
     out.kv_len = p.a.kv_len[seq];
     out.row = p.a.q_start[seq];
-    out.num_splits = (unit + slots - 1) / chunk - first_cta + 1;
-    out.partial = 2 * cta + (item == first_item ? 0 : 1);
-    out.first_partial = 2 * first_cta + (unit % chunk == 0 ? 0 : 1);
-    at = unit + out.slot_end;
-    if (at < end && ++head == heads) {
-      head = 0;
-      do {
-        ++seq;
-        slots = starts[seq + 1].slots - starts[seq].slots;
-      } while (slots == 0);
-      shape = seq_shape(p, seq);
-    }
+    out.index = index;
+    out.static_splits = splits(kStatic, seq, head, &out.first_static);
+    out.num_splits = out.static_splits + splits(kDynamic, seq, head, &out.first_dynamic);
+    return out;
   }
-  p.plan.ranges[cta] = {first_item, item};
+
+  __device__ void write(int line, int share) const {
+    const int heads = p.a.shape.kv_heads, begin = cuts[line].begin(share), end = cuts[line].begin(share + 1);
+    DecodeShare& out = p.plan.shares[first_share(line) + share];
+    if (begin == end) {
+      out.begin = out.end = 0;
+      return;
+    }
+    int seq = find_seq(line, begin / heads), slots = length(line, seq);
+    int head = (begin - starts[seq].slots[line] * heads) / slots;
+    const int first_item = item_index(line, seq, head, share);
+    int at = first_item;
+    SeqShape shape = seq_shape(p, seq);
+    for (int slot = begin; slot < end; ++at) {
+      const int unit = starts[seq].slots[line] * heads + head * slots;
+      const DecodeItem made = item(line, seq, shape, head, slot - unit, min(slots, end - unit), at);
+      p.plan.items[at] = made;
+      if (at == first_item) out.first = made;
+      if (made.num_splits > 1 && at == partial_of_split(made, 0))
+        p.plan.merge_units[atomicAdd(&p.plan.counters->next_merge_unit, 1)] = made;
+      slot = min(unit + slots, end);
+      if (slot < end && ++head == heads) {
+        head = 0;
+        do {
+          slots = length(line, ++seq);
+        } while (slots == 0);
+        shape = seq_shape(p, seq);
+      }
+    }
+    out.begin = first_item;
+    out.end = at;
+  }
+};
+
+// The last CTA to come here sets what decode reads and leaves its own counters as it found them.
+__device__ void publish(PlanCounters& c, int dynamic_shares) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&c.planners, 1) != kPlanCtas - 1) return;
+  c.dynamic_shares = uint32_t(dynamic_shares);
+  c.merge_units = atomicExch(&c.next_merge_unit, 0);
+  c.next_dynamic = c.arrived = c.planners = 0;
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanParams p) {
   extern __shared__ Start starts[];
+  __shared__ int all_slots;
+  const int heads = p.a.shape.kv_heads, n = p.a.num_seqs;
   if (p.elastic) {
     read_modes(p);
     __syncthreads();
   }
-  scan_slots(p, starts);
-  const int total = starts[p.a.num_seqs].slots * p.a.shape.kv_heads;
-  const int chunk = max((total + p.num_ctas - 1) / p.num_ctas, kMinShare);
-  for (int cta = threadIdx.x; cta < p.num_ctas; cta += kPlanThreads) write_share(p, starts, cta, chunk);
+  if (threadIdx.x == 0) all_slots = 0;
+  __syncthreads();
+  int own = 0;
+  for (int s = threadIdx.x; s < n; s += kPlanThreads) own += seq_shape(p, s).slots;
+  own = warp_reduce(own, [](int a, int b) { return a + b; });
+  if (threadIdx.x % kWarpSize == 0 && own) atomicAdd(&all_slots, own);
+  __syncthreads();
+  scan_starts(p, size_t(all_slots) * heads >= size_t(kMinSlotsForDynamic) * p.num_ctas, starts);
+
+  const Writer writer{p,
+                      starts,
+                      {cut_static(starts[n].slots[kStatic] * heads, p.num_ctas),
+                       cut_dynamic(starts[n].slots[kDynamic] * heads, p.num_ctas)}};
+  const int dynamic_shares = writer.cuts[kDynamic].shares();
+  for (int i = blockIdx.x * kPlanThreads + threadIdx.x; i < p.num_ctas + dynamic_shares;
+       i += kPlanCtas * kPlanThreads)
+    writer.write(i < p.num_ctas ? kStatic : kDynamic, i < p.num_ctas ? i : i - p.num_ctas);
+  publish(*p.plan.counters, dynamic_shares);
 }
 
 }  // namespace
@@ -187,15 +297,16 @@ DecodePlanView decode_plan_view(const DecodeWorkspace& w, size_t* bytes) {
     at += (size + kAlign - 1) / kAlign * kAlign;
     return here;
   };
-  const size_t ctas = w.num_ctas, seqs = w.max_seqs, words = (w.max_pairs + 31) / 32;
-  const size_t group = w.heads / w.kv_heads;
+  const size_t units = size_t(w.max_seqs) * w.kv_heads, shares = max_shares(w.num_ctas);
+  const size_t words = (w.max_pairs + 31) / 32, group = w.heads / w.kv_heads, items = shares + 2 * units;
   DecodePlanView v;
-  v.ranges = reinterpret_cast<ItemRange*>(take(ctas * sizeof(ItemRange)));
-  v.arrivals = reinterpret_cast<uint32_t*>(take(ctas * sizeof(uint32_t)));
-  v.items = reinterpret_cast<DecodeItem*>(take((ctas + seqs * w.kv_heads) * sizeof(DecodeItem)));
-  v.base_masks = reinterpret_cast<uint32_t*>(take(seqs * words * sizeof(uint32_t)));
-  v.partial_stats = reinterpret_cast<float2*>(take(2 * ctas * group * sizeof(float2)));
-  v.partial_out = reinterpret_cast<float*>(take(2 * ctas * group * w.head_dim * sizeof(float)));
+  v.counters = reinterpret_cast<PlanCounters*>(take(sizeof(PlanCounters)));
+  v.shares = reinterpret_cast<DecodeShare*>(take(shares * sizeof(DecodeShare)));
+  v.items = reinterpret_cast<DecodeItem*>(take(items * sizeof(DecodeItem)));
+  v.merge_units = reinterpret_cast<DecodeItem*>(take(units * sizeof(DecodeItem)));
+  v.base_masks = reinterpret_cast<uint32_t*>(take(w.max_seqs * words * sizeof(uint32_t)));
+  v.partial_stats = reinterpret_cast<float2*>(take(items * group * sizeof(float2)));
+  v.partial_out = reinterpret_cast<float*>(take(items * group * w.head_dim * sizeof(float)));
   if (bytes) *bytes = at;
   return v;
 }
@@ -213,7 +324,7 @@ void launch_decode_plan(const AttnArgs& args, KvPath path, const DecodeWorkspace
   if (args.num_seqs == 0) return;
   const PlanParams p{args, decode_plan_view(w, nullptr), w.num_ctas, (args.max_pairs + 31) / 32,
                      path != KvPath::native};
-  plan_kernel<<<1, kPlanThreads, (args.num_seqs + 1) * sizeof(Start), stream>>>(p);
+  plan_kernel<<<kPlanCtas, kPlanThreads, (args.num_seqs + 1) * sizeof(Start), stream>>>(p);
   cuda_check(cudaGetLastError());
 }
 

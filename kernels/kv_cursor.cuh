@@ -47,21 +47,19 @@ class NativeCursor {
  public:
   static constexpr bool kElastic = false;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item, int warp) {
-    slot_ = item.slot_begin + warp;
-    end_ = item.slot_end;
+  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
+    slot_ = item.slot_begin;
     window_.open(a, item.seq, item.slot_begin / 2);
   }
-  __device__ bool done() const { return slot_ >= end_; }
   __device__ SlotRef next() {
     const SlotRef ref{window_.page(slot_ / 2, slot_ & 1), slot_ * kBlockTokens, false};
-    slot_ += kDecodeWarps;
+    ++slot_;
     return ref;
   }
 
  private:
   PairWindow window_;
-  int slot_, end_;
+  int slot_;
 };
 
 // TARGET slots before the run, BASE slots of the run, TARGET slots after it: arithmetic, no search.
@@ -69,28 +67,26 @@ class StructuredCursor {
  public:
   static constexpr bool kElastic = true;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item, int warp) {
-    slot_ = item.slot_begin + warp;
-    end_ = item.slot_end;
+  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
+    slot_ = item.slot_begin;
     run_begin_ = 2 * item.run_first;
     run_end_ = run_begin_ + item.run_count;
     if (item.run_count == 0) run_begin_ = run_end_ = item.slot_end;
     window_.open(a, item.seq, item.block_begin / 2);
   }
-  __device__ bool done() const { return slot_ >= end_; }
   __device__ SlotRef next() {
     const bool base = slot_ >= run_begin_ && slot_ < run_end_;
     // Every BASE slot before this one adds a block to what the slots count.
     const int passed = max(0, min(slot_, run_end_) - run_begin_);
     const int block = slot_ + passed;
     const int page = window_.page(block / 2, base ? 0 : block & 1);
-    slot_ += kDecodeWarps;
+    ++slot_;
     return {base ? int(unsigned(page) & ~kBasePair) : page, block * kBlockTokens, base};
   }
 
  private:
   PairWindow window_;
-  int slot_, end_, run_begin_, run_end_;
+  int slot_, run_begin_, run_end_;
 };
 
 // Any mix: the modes of the window's 32 pairs tell which lane holds a slot.
@@ -98,13 +94,11 @@ class GeneralCursor {
  public:
   static constexpr bool kElastic = true;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item, int warp) {
-    slot_ = item.slot_begin + warp;
-    end_ = item.slot_end;
+  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
+    slot_ = item.slot_begin;
     window_.open(a, item.seq, item.block_begin / 2);
     count(item.slot_begin - item.block_begin % 2);
   }
-  __device__ bool done() const { return slot_ >= end_; }
   __device__ SlotRef next() {
     while (slot_ >= window_end_) {
       window_.load(window_.first + kWarpSize);
@@ -116,7 +110,7 @@ class GeneralCursor {
     const int odd_page = __shfl_sync(kAllLanes, window_.mine.odd, lane);
     const int odd = slot_ - __shfl_sync(kAllLanes, lane_slot_, lane);
     const PairEntry entry{even, odd_page};
-    slot_ += kDecodeWarps;
+    ++slot_;
     return {odd ? odd_page : entry.even_page(), (2 * (window_.first + lane) + odd) * kBlockTokens,
             entry.is_base()};
   }
@@ -131,7 +125,7 @@ class GeneralCursor {
   }
 
   PairWindow window_;
-  int slot_, end_, lane_slot_, window_end_;
+  int slot_, lane_slot_, window_end_;
 };
 
 }  // namespace ekv

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -69,16 +70,28 @@ AttnOutput run_attention(const AttnInput& in, const AttnRun& run) {
   args.q_start = q_start.data();
   args.kv_len = kv_len.data();
 
-  DecodeWorkspace w = decode_workspace(in.shape, in.heads, in.num_seqs(), in.max_pairs,
-                                       run.num_ctas ? run.num_ctas : multiprocessors());
+  DecodeWorkspace w =
+      decode_workspace(in.shape, in.heads, in.num_seqs(), in.max_pairs,
+                       run.num_ctas ? std::min(run.num_ctas, multiprocessors()) : multiprocessors());
   DeviceArray<uint8_t> memory(w.bytes);
-  cuda_check(cudaMemset(memory.data(), kPoison, memory.size()));
+  cuda_check(cudaMemset(memory.data(), 0, memory.size()));
   w.memory = memory.data();
-  launch_decode_plan(args, kv_path(run.path), w, nullptr);
+  int base_pairs = 0;
+  for (const PairEntry& e : in.tables) base_pairs += e.is_base();
+  PrefillWorkspace pw =
+      prefill_workspace(in.shape, in.heads, in.rows(), in.num_seqs(), in.max_pairs, base_pairs);
+  DeviceArray<uint8_t> prefill_memory(pw.bytes);
+  cuda_check(cudaMemset(prefill_memory.data(), kPoison, prefill_memory.size()));
+  pw.memory = prefill_memory.data();
+
+  const KvPath path = kv_path(run.path);
+  launch_decode_plan(args, path, w, nullptr);
+  launch_prefill_plan(args, pw, nullptr);
   for (int i = 0; i < run.repeats; ++i) {
     out.upload(untouched_out);
     lse.upload(untouched_lse);
-    launch_decode(args, kv_path(run.path), w, nullptr);
+    launch_decode(args, path, w, nullptr);
+    launch_prefill(args, path, pw, nullptr, run.plain_mma ? MatrixUnit::mma : MatrixUnit::wgmma);
     const std::vector<uint16_t> got = out.download();
     if (i > 0 && got != result.out) result.repeats_equal = false;
     result.out = got;

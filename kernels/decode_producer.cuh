@@ -1,0 +1,202 @@
+#pragma once
+// decode_producer.cuh -- the ring of slots in shared memory, and the warp that keeps it full.
+
+#include "kernels/base_expansion.cuh"
+#include "kernels/kv_cursor.cuh"
+
+namespace ekv {
+
+constexpr int kConsumers = kDecodeWarps * kWarpSize;
+constexpr int kDecodeThreads = kConsumers + kWarpSize;
+constexpr int kMaxStages = 8 * kDecodeWarps;
+
+struct DecodeParams {
+  AttnArgs a;
+  DecodePlanView plan;
+  int group, stages;
+  float scale_log2;  // scale * log2(e)
+};
+
+constexpr int kItemBuffers = 4;  // items that the producer may be ahead of the consumers
+
+// Stage c of an item's slots belongs to the consumer that the slot belongs to; stages are taken in the order of
+// slots.
+struct RingShared {
+  uint64_t full[kMaxStages], empty[kMaxStages];
+  int tokens[kMaxStages];  // position of the slot's first token, or kBaseSlot
+  uint64_t item_full[kItemBuffers], item_empty[kItemBuffers];
+  DecodeItem items[kItemBuffers];  // num_splits 0: no more
+};
+constexpr int kBaseSlot = -1;
+
+// Arrivals that complete a copy: the copy engine counts bytes, older devices count lanes.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr int kCopyArrivals = 1;
+#else
+constexpr int kCopyArrivals = kWarpSize;
+#endif
+
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_wait(shared_address(barrier), phase);
+#else
+  asm volatile(
+      "{\n\t.reg .pred done;\n"
+      "again:\n\tmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n\t"
+      "@!done bra again;\n\t}" ::"r"(shared_address(barrier)),
+      "r"(phase)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile(
+      "{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared.b64 state, [%0];\n\t}" ::"r"(shared_address(barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void init_ring(RingShared& ring, int stages) {
+  for (int i = threadIdx.x; i < stages; i += kDecodeThreads) {
+    barrier_init(&ring.full[i], kCopyArrivals);
+    barrier_init(&ring.empty[i], 1);
+    if (i >= kItemBuffers) continue;
+    barrier_init(&ring.item_full[i], kCopyArrivals);
+    barrier_init(&ring.item_empty[i], kDecodeWarps);
+  }
+#if __CUDA_ARCH__ >= 900
+  mbarrier_init_fence();
+#endif
+  __syncthreads();
+}
+
+// A place in a ring of `size`.
+struct RingPlace {
+  int at = 0;
+  uint32_t phase = 0;
+  __device__ void advance(int step, int size) {
+    at += step;
+    while (at >= size) {
+      at -= size;
+      phase ^= 1;
+    }
+  }
+};
+
+// Copies `bytes`, a multiple of 16, and completes `barrier`. By all lanes of a warp.
+__device__ __forceinline__ void copy_to_ring(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  const int lane = threadIdx.x % kWarpSize;
+  const uint32_t shared_to = shared_address(to), shared_barrier = shared_address(barrier);
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    mbarrier_arrive_expect(shared_barrier, bytes);
+    bulk_copy(shared_to, from, bytes, shared_barrier);
+  }
+#else
+  for (uint32_t i = lane * 16; i < bytes; i += kWarpSize * 16)
+    cp_async16(shared_to + i, static_cast<const uint8_t*>(from) + i);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_barrier) : "memory");
+#endif
+}
+
+// The producer warp. All lanes run it together.
+template <class Cursor, class Format>
+class Producer {
+ public:
+  // `queries`: kItemBuffers pieces of `query_stride` bytes.
+  __device__ Producer(const DecodeParams& p, RingShared& ring, uint8_t* slots, uint8_t* queries,
+                      int query_stride)
+      : p_(p),
+        ring_(ring),
+        slots_(slots),
+        queries_(queries),
+        stride_(p.a.shape.slot_bytes()),
+        query_stride_(query_stride),
+        lane_(threadIdx.x % kWarpSize) {}
+
+  // Dynamic shares are asked for two ahead and read one ahead: nobody waits for an answer.
+  __device__ void run() {
+    const uint32_t dynamic_shares = p_.plan.counters->dynamic_shares;
+    int32_t record = read_share(blockIdx.x);
+    uint32_t asked = take_dynamic();
+    while (true) {
+      const uint32_t next = __shfl_sync(kAllLanes, asked, 0);
+      const int32_t now = record;
+      if (next < dynamic_shares) {
+        record = read_share(gridDim.x + next);
+        asked = take_dynamic();
+      }
+      produce_share(now);
+      if (next >= dynamic_shares) break;
+    }
+    produce_end();
+  }
+
+ private:
+  // Lane 0 gets the answer.
+  __device__ uint32_t take_dynamic() { return lane_ == 0 ? atomicAdd(&p_.plan.counters->next_dynamic, 1) : 0; }
+
+  // Lane i gets word i.
+  __device__ int32_t read_share(int index) {
+    return reinterpret_cast<const int32_t*>(&p_.plan.shares[index])[lane_ < kShareWords ? lane_ : 0];
+  }
+
+  __device__ void produce_share(int32_t record) {
+    const int begin = __shfl_sync(kAllLanes, record, 0), end = __shfl_sync(kAllLanes, record, 1);
+    if (begin == end) return;
+    produce_item(__shfl_sync(kAllLanes, record, (lane_ + kShareWords - kItemWords) % kWarpSize));
+    for (int i = begin + 1; i < end; ++i)
+      produce_item(reinterpret_cast<const int32_t*>(&p_.plan.items[i])[lane_ < kItemWords ? lane_ : 0]);
+  }
+
+  // `word`: lane i holds word i of the item.
+  __device__ void produce_item(int32_t word) {
+    DecodeItem item;
+    auto* words = reinterpret_cast<int32_t*>(&item);
+#pragma unroll
+    for (int i = 0; i < kItemWords; ++i) words[i] = __shfl_sync(kAllLanes, word, i);
+    const KvShape& s = p_.a.shape;
+    Cursor cursor;
+    cursor.open(p_.a, item);
+
+    open_item(word);
+    const size_t row = size_t(item.row) * p_.a.heads + item.kv_head * p_.group;
+    copy_to_ring(queries_ + item_place_.at * query_stride_, p_.a.q + row * s.head_dim,
+                 p_.group * s.head_dim * 2, &ring_.item_full[item_place_.at]);
+    item_place_.advance(1, kItemBuffers);
+
+    const uint32_t values = 4 * kBlockTokens * s.head_dim;
+    for (int slot = item.slot_begin; slot < item.slot_end; ++slot) {
+      const SlotRef ref = cursor.next();
+      const bool base = Cursor::kElastic && ref.base;
+      barrier_wait(&ring_.empty[place_.at], place_.phase ^ 1);
+      if (lane_ == 0) ring_.tokens[place_.at] = base ? kBaseSlot : ref.token;
+      __syncwarp();
+      copy_to_ring(slots_ + size_t(place_.at) * stride_,
+                   p_.a.pool + s.slot_at(p_.a.layer, ref.page, item.kv_head),
+                   base && Format::kTail ? values + uint32_t(s.tail_bytes()) : values, &ring_.full[place_.at]);
+      place_.advance(1, p_.stages);
+    }
+  }
+
+  __device__ void produce_end() {
+    open_item(0);
+    if (lane_ < kCopyArrivals) barrier_arrive(&ring_.item_full[item_place_.at]);
+  }
+
+  __device__ void open_item(int32_t word) {
+    barrier_wait(&ring_.item_empty[item_place_.at], item_place_.phase ^ 1);
+    if (lane_ < kItemWords) reinterpret_cast<int32_t*>(&ring_.items[item_place_.at])[lane_] = word;
+    __syncwarp();
+  }
+
+  const DecodeParams& p_;
+  RingShared& ring_;
+  uint8_t *slots_, *queries_;
+  int stride_, query_stride_, lane_;
+  RingPlace place_, item_place_;
+};
+
+}  // namespace ekv
