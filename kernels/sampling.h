@@ -20,8 +20,8 @@
 // Equal z stand or fall together, so a cut may keep more tokens than k; nothing depends on the order of tokens,
 // on the other rows or on the launch, and the same row gives the same token bit for bit.
 //
-// Error:  z to 4 steps of fp32; probabilities in the top-p cut to 2^-22 of themselves and 2^-31 of the largest;
-//         a logprob to 4e-6 + 2^-21 |l|. Two draws that differ by less than 4e-6 + 2^-21 |z| may change places.
+// Error:  z to 4 steps of fp32. Probabilities in the top-p cut to 2^-22 of themselves and 2^-31 of the largest.
+//         A logprob to 4e-6 + 2^-21 |l|. Two races that differ by less than 4e-6 + 2^-21 |z| may change places.
 // Range:  a NaN or +INFINITY among l, or no token left (all banned): status says so, the token is -1 and no
 //         logprob is written. -INFINITY in l means probability 0. Settings and biases are not NaN.
 // Source: Gumbel-max: Gumbel 1954; Philox: Salmon et al., SC 2011.
