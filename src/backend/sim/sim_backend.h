@@ -1,0 +1,45 @@
+#pragma once
+// sim_backend.h -- a device that computes nothing and takes as long as the cost model says, in virtual time.
+// The scheduler, the KV manager and the engine above it are the real ones.
+
+#include <memory>
+
+#include "backend/sim/cost_model.h"
+#include "backend/sim/transfer_servers.h"
+#include "backend/sim/virtual_clock.h"
+#include "elastickv/backend.h"
+
+namespace ekv {
+
+// What a step consists of, as the cost model sees it; BASE pairs are counted in the block table.
+void measure_work(const StepInput& input, StepWork& work);
+
+// submit() notes what the step asks for, collect() moves the clock by its price. Same inputs, same times and
+// tokens. Every sampled row gets the smallest token id that is not one of its stop tokens, so that outputs have
+// the length they were asked to have; logprobs, where asked for, say that this token was certain.
+class SimBackend : public Backend {
+ public:
+  // `clock` outlives the backend and is the engine's clock.
+  SimBackend(CostModel model, int num_pages, VirtualClock& clock);
+
+  const BackendInfo& info() const override { return info_; }
+  void submit(const StepInput& input) override;
+  const StepOutput& collect() override;
+
+  const CostModel& model() const { return model_; }
+  const TransferServers& transfers() const { return transfers_; }
+
+ private:
+  CostModel model_;
+  VirtualClock& clock_;
+  BackendInfo info_;
+  TransferServers transfers_;
+  StepWork work_;      // of the submitted step
+  StepOutput output_;  // of the submitted step
+};
+
+// The pool has config.num_pages pages, or as many as fit in config.pool_bytes.
+std::unique_ptr<SimBackend> make_sim_backend(const CostModel& model, const KvConfig& config,
+                                             VirtualClock& clock);
+
+}  // namespace ekv
