@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kMaxTimeUs = int64_t(1e15);  // 30 years; times the largest dilation it still fits in 64 bits
 
+constexpr const char* kOutsideFilter = "outside the length filter";
+
 int64_t window_us(double seconds) {
   return std::isfinite(seconds) ? std::llround(seconds * 1e6) : std::numeric_limits<int64_t>::max();
 }
@@ -49,6 +51,10 @@ void TraceBuilder::leave_out(int64_t line, const char* reason) { skip(line, reas
 
 bool TraceBuilder::lengths_are_sane(const RawRequest& raw) {
   const auto shortest = std::min(raw.input_tokens, raw.output_tokens);
+  if (shortest == 0 && options_.filter.min_tokens > 0) {
+    leave_out(raw.line, kOutsideFilter);
+    return false;
+  }
   if (shortest < 1) {
     fault(raw.line, raw.input_tokens < 1 ? "input length below 1" : "output length below 1",
           fmt::format("{} tokens of prompt, {} of answer: a request has at least one of each", raw.input_tokens,
@@ -76,7 +82,7 @@ bool TraceBuilder::fits(const RawRequest& raw, TraceRequest& r) {
   const int64_t total = int64_t(r.input_tokens) + r.output_tokens;
   if (std::min(r.input_tokens, r.output_tokens) < f.min_tokens ||
       (f.max_input && r.input_tokens > f.max_input) || (f.max_total && total > f.max_total)) {
-    leave_out(raw.line, "outside the length filter");
+    leave_out(raw.line, kOutsideFilter);
     return false;
   }
   if (!options_.max_tokens || total <= options_.max_tokens) return true;
