@@ -23,6 +23,13 @@ SampledRow answer(const SampleRow& row) {
   return sampled;
 }
 
+// Half of a simulation is this loop and the packing of the table it reads; without a branch it is vectorised.
+int count_base(std::span<const PairEntry> pairs) {
+  int count = 0;
+  for (const PairEntry& pair : pairs) count += pair.is_base();
+  return count;
+}
+
 }  // namespace
 
 void measure_work(const StepInput& input, StepWork& work) {
@@ -33,7 +40,7 @@ void measure_work(const StepInput& input, StepWork& work) {
     const auto row = input.block_table.row(int(i)).first(num_pairs);
     work.chunks.push_back({.num_tokens = input.q_start[i + 1] - input.q_start[i],
                            .kv_len = input.kv_len[i],
-                           .num_base_pairs = int(std::ranges::count_if(row, &PairEntry::is_base))});
+                           .num_base_pairs = count_base(row)});
   }
 }
 
