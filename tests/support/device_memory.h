@@ -35,10 +35,12 @@ class DeviceVector {
 
   T* data() const { return data_; }
   size_t size() const { return size_; }
-  void set(const std::vector<T>& values) { copy_to_device(data_, values.data(), values.size() * sizeof(T)); }
+  void set(const std::vector<T>& values) {
+    if (!values.empty()) copy_to_device(data_, values.data(), values.size() * sizeof(T));
+  }
   std::vector<T> host() const {
     std::vector<T> values(size_);
-    copy_to_host(values.data(), data_, size_ * sizeof(T));
+    if (size_) copy_to_host(values.data(), data_, size_ * sizeof(T));
     return values;
   }
 
