@@ -73,6 +73,7 @@ Status Answer::advance() {
 Status Answer::take(const ChoiceEvent& arrived) {
   ChoiceText& text = texts_[size_t(arrived.choice)];
   if (text.done()) return std::nullopt;
+  generation_->count(arrived);
   if (!text.started()) fill_report(arrived.choice, arrived.event);
   text.push(arrived.event);
   if (text.done()) {

@@ -21,26 +21,18 @@ Generation::~Generation() {
 
 bool Generation::wait(std::vector<ChoiceEvent>& events) {
   events.clear();
-  {
-    std::unique_lock lock(mutex_);
-    arrived_.wait(lock, [&] { return abandoned_ || !events_.empty(); });
-    if (abandoned_) return false;
-    std::swap(events, events_);
-  }
-  std::erase_if(events, [&](const ChoiceEvent& e) { return choices_[size_t(e.choice)].finished; });
-  for (const ChoiceEvent& arrived : events) note(arrived);
+  std::unique_lock lock(mutex_);
+  arrived_.wait(lock, [&] { return abandoned_ || !events_.empty(); });
+  if (abandoned_) return false;
+  std::swap(events, events_);
   return true;
 }
 
-void Generation::note(const ChoiceEvent& arrived) {
+void Generation::count(const ChoiceEvent& arrived) {
   Choice& choice = choices_[size_t(arrived.choice)];
-  if (arrived.event.token) count_token(choice, arrived.event.stats);
+  const SeqStats& stats = arrived.event.stats;
   if (arrived.event.finish != FinishReason::none) choice.ended = true;
-}
-
-// Counted where tokens are taken, not where they are made: past a stop string the engine makes a few tokens
-// that no client ever sees, and totals must equal those of the clients.
-void Generation::count_token(Choice& choice, const SeqStats& stats) {
+  if (!arrived.event.token) return;
   if (choice.num_taken++ == 0)
     loop_.metrics_.on_first_token(stats, choice.counts_prompt);
   else

@@ -34,6 +34,10 @@ class Generation {
   // Replaces `events` by all that have arrived, in order; blocks until there is one. False: abandon() was
   // called.
   bool wait(std::vector<ChoiceEvent>& events);
+  // The reader makes use of this event; it must, of each in order, until it finishes the choice. Counted here
+  // and not where tokens are made: past a stop string the engine makes a few that no client ever sees, and
+  // totals must equal those of the clients.
+  void count(const ChoiceEvent& arrived);
   // The reader has all that it needs of this choice: the engine finished it, or its text is complete at
   // `stats.num_output` tokens and the rest is cancelled.
   void finish_choice(int choice, FinishReason reason, const SeqStats& stats);
@@ -53,8 +57,6 @@ class Generation {
   };
   Generation(EngineLoop& loop, size_t num_choices) : loop_(loop), choices_(num_choices) {}
   void push(int choice, SeqEvent event);  // engine thread
-  void note(const ChoiceEvent& arrived);
-  void count_token(Choice& choice, const SeqStats& stats);
 
   EngineLoop& loop_;
   std::vector<Choice> choices_;  // the reader's; ids are fixed before the generation is handed out
