@@ -3,4 +3,8 @@ foreach(name cpu_ops cpu_gemm cpu_kv cpu_sampler)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_cpu)
 endforeach()
 ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp LIBS ekv_cpu)
+# Tiny models run under the sanitizers too; real ones take a minute without.
+set_tests_properties(golden_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
+add_test(NAME golden_real_models COMMAND golden_test)
+set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 900 ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_cpu)

@@ -12,7 +12,7 @@ namespace ekv {
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
 
-// Order of application: logit_bias and the min_tokens mask, penalties, temperature, then top_k, top_p, min_p.
+// Order of application: logit_bias and the min_tokens mask, penalties, temperature, then min_p, top_k, top_p.
 struct SamplingParams {
   float temperature = 1.0f;         // below 1e-5: greedy
   int top_k = 0;                    // keep the k most likely; 0: all

@@ -148,17 +148,19 @@ std::set<TokenId> kept_by_definition(const Row& row) {
   const auto& l = row.logits;
   std::stable_sort(order.begin(), order.end(),
                    [&](TokenId a, TokenId b) { return l[size_t(a)] > l[size_t(b)]; });
-  if (row.params.top_k > 0) order.resize(std::min(order.size(), size_t(row.params.top_k)));
+  const TokenId top = order[0];
   const auto weight = [&](TokenId id) {
-    return std::exp(double(l[size_t(id)] - l[size_t(order[0])]) / double(row.params.temperature));
+    return std::exp(double(l[size_t(id)] - l[size_t(top)]) / double(row.params.temperature));
   };
+  std::erase_if(order, [&](TokenId id) { return weight(id) < double(row.params.min_p); });
+  if (row.params.top_k > 0) order.resize(std::min(order.size(), size_t(row.params.top_k)));
   double total = 0, mass = 0;
   for (TokenId id : order) total += weight(id);
   std::set<TokenId> kept;
   for (TokenId id : order) {
     if (!kept.empty() && mass >= double(row.params.top_p) * total) break;
     mass += weight(id);
-    if (weight(id) >= double(row.params.min_p)) kept.insert(id);
+    kept.insert(id);
   }
   return kept;
 }

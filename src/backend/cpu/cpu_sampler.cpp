@@ -145,7 +145,7 @@ TokenId CpuSampler::draw(const SamplingParams& params, double u, std::span<float
   return last;
 }
 
-// top_k, then top_p of what is left, then min_p. The most likely token always stays.
+// min_p, then top_k, then top_p of what is left. The most likely token, whose weight is 1, always stays.
 CpuSampler::Candidates CpuSampler::keep_likely(const SamplingParams& params, std::span<const float> logits) {
   const int vocab = int(logits.size());
   const int k = params.top_k > 0 ? std::min(params.top_k, vocab) : vocab;
@@ -153,10 +153,11 @@ CpuSampler::Candidates CpuSampler::keep_likely(const SamplingParams& params, std
   if (k == vocab && params.top_p >= 1 && params.min_p <= 0) return {{}, total};
 
   std::iota(order_.begin(), order_.end(), 0);
-  if (k < vocab) {
-    order_first(k, 0, logits);
-    total = 0;
-    for (int i = 0; i < k; ++i) total += double(weights_[order_[i]]);
+  if (k < vocab) order_first(k, 0, logits);
+  total = 0;
+  for (int i = 0; i < k; ++i) {
+    const float weight = weights_[order_[i]];
+    if (weight >= params.min_p) total += double(weight);
   }
   // Few tokens hold most of the probability: sort a front part and double it only when that was not enough.
   int kept = 0, sorted = k < vocab ? k : 0;
@@ -167,9 +168,9 @@ CpuSampler::Candidates CpuSampler::keep_likely(const SamplingParams& params, std
       order_first(more, sorted, logits);
       sorted = more;
     }
-    const double weight = double(weights_[order_[kept]]);
-    if (kept > 0 && (mass >= double(params.top_p) * total || weight < double(params.min_p))) break;
-    mass += weight;
+    const float weight = weights_[order_[kept]];
+    if (kept > 0 && (mass >= double(params.top_p) * total || weight < params.min_p)) break;
+    mass += double(weight);
     ++kept;
   }
   return {std::span<const TokenId>(order_).first(size_t(kept)), mass};
