@@ -12,17 +12,17 @@ scripts/setup.sh --dev
 step "Taste: scripts/check.sh"
 scripts/check.sh
 
-# sanitized PRESET CTEST_ARGS...: build a sanitizer preset and run a part of the tests in it
+# sanitized PRESET TARGET CTEST_ARGS...: build a target of a sanitizer preset and run a part of the tests in it
 sanitized() {
-  local preset=$1; shift
+  local preset=$1 target=$2; shift 2
   step "Building preset $preset"
   cmake --preset "$preset" > "build/configure-$preset.log" 2>&1 || { tail -n 20 "build/configure-$preset.log"; fail "cmake failed"; }
-  cmake --build "build/$preset"
+  cmake --build "build/$preset" --target "$target"
   step "Tests under $preset"
   ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"
 }
-sanitized dev -LE 'slow|model'
-sanitized tsan -L 'e2e|core'
+sanitized dev all -LE 'slow|model'
+sanitized tsan threaded_tests -L threaded
 
 step "Fuzzers, 10 s each"
 scripts/fuzz.sh 10
