@@ -319,6 +319,7 @@ int main(int argc, char** argv) {
     ragged_rows(report);
     planner_rows(report);
   }
-  if (what == "prefill" || what.empty())
-    for (int head_dim : {128, 64, 256}) prefill_rows(head_dim);
+  for (int head_dim : {128, 64, 256})
+    if (what == "prefill" || what == "prefill" + std::to_string(head_dim) || what.empty())
+      prefill_rows(head_dim);
 }

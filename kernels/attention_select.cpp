@@ -5,7 +5,8 @@
 //   plan     decode_plan.cu        shares of equal bytes, once a step; contract in attention.h
 //   prefill  prefill_wgmma.cu      two rows or more per sequence, sm_90a
 //            prefill_mma.cu        the same for older devices and for head dims that are no multiple of 64
-//            prefill_plan.cu       tiles and BASE pairs, once a step; expansion of BASE pairs, once a layer
+//            prefill_plan.cu       tiles and BASE pairs, once a step
+//            prefill_expand.cu     BASE pairs as TARGET slots, once a layer; two formats of each head_dim
 
 #include <algorithm>
 

@@ -15,6 +15,8 @@
 
 namespace ekv {
 
+constexpr size_t align_up(size_t x, size_t to) { return (x + to - 1) / to * to; }
+
 // ---- merge
 
 template <int kHeadDim>
@@ -22,6 +24,7 @@ struct MergeShared {
   static constexpr int kPadded = kHeadDim + 4;  // 2 * kPadded % 32 == 8: the 32 stores of a warp hit 32 banks
   float out[kDecodeWarps][kHeadTile][kPadded];
   float2 stats[kDecodeWarps][kHeadTile];  // maximum, sum
+  float2 merge_stats[kDecodeWarps][kWarpSize];
 };
 
 // exp2(x - top) where -inf means that nothing was seen.
@@ -29,9 +32,10 @@ __device__ __forceinline__ float weight(float x, float top) {
   return x == -INFINITY ? 0.0f : exp2_approx(x - top);
 }
 
-__device__ __forceinline__ void write_row(const DecodeParams& p, const DecodeItem& item, int head, int dim,
-                                          float x0, float x1, float top, float sum) {
-  const size_t row = size_t(item.row) * p.a.heads + item.kv_head * p.group + head;
+// `head`: of the query.
+__device__ __forceinline__ void write_row(const DecodeParams& p, int q_row, int head, int dim, float x0,
+                                          float x1, float top, float sum) {
+  const size_t row = size_t(q_row) * p.a.heads + head;
   const float inverse = 1.0f / sum;
   *reinterpret_cast<uint32_t*>(p.a.out + row * p.a.shape.head_dim + dim) =
       pack_half2(x0 * inverse, x1 * inverse);
@@ -57,9 +61,9 @@ __device__ void merge_warps(const DecodeParams& p, const DecodeItem& item, const
       x1 += f * x.y;
     }
     if (item.num_splits == 1) {
-      write_row(p, item, head, dim, x0, x1, top, sum);
+      write_row(p, item.row, item.kv_head * p.group + head, dim, x0, x1, top, sum);
     } else {
-      const size_t row = size_t(item.index) * p.group + head;
+      const size_t row = size_t(item.index) * p.a.heads + item.kv_head * p.group + head;
       *reinterpret_cast<float2*>(p.plan.partial_out + row * kHeadDim + dim) = make_float2(x0, x1);
       if (dim == 0) p.plan.partial_stats[row] = make_float2(top, sum);
     }
@@ -94,7 +98,7 @@ __device__ __forceinline__ void grid_sync(PlanCounters& counters) {
     const uint32_t arrival = atomicAdd(&counters.arrived, 1),
                    target = arrival / gridDim.x * gridDim.x + gridDim.x;
     if (arrival + 1 == target) counters.next_dynamic = 0;  // the next layer uses the same plan
-    if (counters.merge_units != 0) {
+    if (counters.merge_seqs != 0) {
       uint32_t seen;
       do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&counters.arrived) : "memory");
       while (int(seen - target) < 0);
@@ -121,70 +125,98 @@ struct MergeSum {
   }
 };
 
-// The partials [first, last) of one row of a unit, 4 dims of it, in the order of their slots.
+// The partials [first, last) of one query head of a sequence, 4 dims of it, in the order of their slots.
 template <int kHeadDim>
-__device__ MergeSum merge_range(const DecodeParams& p, const DecodeItem& unit, int head, int dim, int first,
+__device__ MergeSum merge_range(const DecodeParams& p, const DecodeItem& item, int head, int dim, int first,
                                 int last) {
-  constexpr int kBatch = 8;  // loads in flight; the rest of the time is latency
+  constexpr int kLoads = 8;  // in flight; the rest of the time is latency
   MergeSum m;
-  for (; first < last; first += kBatch) {
-    float2 stats[kBatch];
-    float4 y[kBatch];
+  for (; first < last; first += kLoads) {
+    float2 stats[kLoads];
+    float4 y[kLoads];
     float top = m.top;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const size_t row = size_t(partial_of_split(unit, min(first + i, last - 1))) * p.group + head;
+    for (int i = 0; i < kLoads; ++i) {
+      const size_t row = size_t(partial_of_split(item, min(first + i, last - 1))) * p.a.heads + head;
       stats[i] = __ldcg(&p.plan.partial_stats[row]);
       y[i] = __ldcg(reinterpret_cast<const float4*>(p.plan.partial_out + row * kHeadDim + dim));
       top = fmaxf(top, stats[i].x);
     }
     m.raise(top);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
+    for (int i = 0; i < kLoads; ++i)
       if (first + i < last) m.add(stats[i], y[i]);
   }
   return m;
 }
 
-// Joins the partials of all split units, spread over the whole grid: a task is one row (unit, query head), for
-// which a team of warps reads consecutive ranges of its partials, the more the fewer rows there are.
+// Joins the partials of all split sequences, spread over the whole grid: a task is one (sequence, query head),
+// for which a team of warps reads consecutive ranges of its partials, the more the fewer rows there are.
 template <int kHeadDim>
-__device__ void merge_units(const DecodeParams& p, MergeShared<kHeadDim>& shared) {
-  constexpr int kLanes = kHeadDim / 4, kTeamMax = kDecodeWarps;
-  const int rows = int(p.plan.counters->merge_units) * p.group, warp = threadIdx.x / kWarpSize;
-  int team = kTeamMax;
-  while (team > 1 && rows * team > int(gridDim.x) * kDecodeWarps) team /= 2;
-  const int per_cta = kDecodeWarps / team, member = warp % team, in_cta = warp / team;
-  for (int base = blockIdx.x * per_cta; base < rows; base += gridDim.x * per_cta) {
-    const int row = min(base + in_cta, rows - 1), head = row % p.group;
-    const DecodeItem unit = p.plan.merge_units[row / p.group];
-    const int share = (unit.num_splits + team - 1) / team;
-    const int first = min(member * share, unit.num_splits), last = min(first + share, unit.num_splits);
-#pragma unroll
-    for (int at = threadIdx.x % kWarpSize; at < kLanes; at += kWarpSize) {
-      const MergeSum m = merge_range<kHeadDim>(p, unit, head, at * 4, first, last);
-      *reinterpret_cast<float4*>(&shared.out[warp][0][at * 4]) = m.x;
-      if (at == 0) shared.stats[warp][0] = make_float2(m.top, m.sum);
-    }
-    consumers_sync();
-    for (int at = threadIdx.x % kWarpSize; member == 0 && base + in_cta < rows && at < kLanes;
-         at += kWarpSize) {
-      MergeSum m;
-      float top = -INFINITY;
-      for (int i = 0; i < team; ++i) top = fmaxf(top, shared.stats[warp + i][0].x);
-      m.raise(top);
-      for (int i = 0; i < team; ++i)
-        m.add(shared.stats[warp + i][0], *reinterpret_cast<const float4*>(&shared.out[warp + i][0][at * 4]));
-      write_row(p, unit, head, at * 4, m.x.x, m.x.y, m.top, m.sum);
-      write_row(p, unit, head, at * 4 + 2, m.x.z, m.x.w, m.top, m.sum);
-    }
-    consumers_sync();
+class SplitMerge {
+ public:
+  // Reads the plan only, so it comes before the grid's barrier.
+  __device__ explicit SplitMerge(const DecodeParams& p)
+      : p_(p), rows_(int(p.plan.counters->merge_seqs) * p.a.heads), warp_(threadIdx.x / kWarpSize) {
+    while (team_ > 1 && rows_ * team_ > int(gridDim.x) * kDecodeWarps) team_ /= 2;
+    per_cta_ = kDecodeWarps / team_;
+    load(blockIdx.x * per_cta_ + warp_ / team_);
   }
-}
+
+  __device__ void run(MergeShared<kHeadDim>& shared) {
+    const int lane = threadIdx.x % kWarpSize, member = warp_ % team_;
+    for (int base = blockIdx.x * per_cta_; base < rows_; base += gridDim.x * per_cta_) {
+      const DecodeItem item = item_;
+      const int head = head_;
+      load(base + gridDim.x * per_cta_ + warp_ / team_);
+      const int share = (item.num_splits + team_ - 1) / team_;
+      const int first = min(member * share, item.num_splits), last = min(first + share, item.num_splits);
+      const bool writer = member == 0 && base + warp_ / team_ < rows_;
+#pragma unroll
+      for (int at = lane; at < align_up(kLanes, kWarpSize); at += kWarpSize) {
+        const int dim = min(at, kLanes - 1) * 4;
+        MergeSum m = merge_range<kHeadDim>(p_, item, head, dim, first, last);
+        if (team_ > 1) m = join(shared, m, dim);
+        if (!writer || at >= kLanes) continue;
+        write_row(p_, item.row, head, dim, m.x.x, m.x.y, m.top, m.sum);
+        write_row(p_, item.row, head, dim + 2, m.x.z, m.x.w, m.top, m.sum);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLanes = kHeadDim / 4;
+
+  __device__ void load(int row) {
+    if (rows_ == 0) return;
+    row = min(row, rows_ - 1);
+    head_ = row % p_.a.heads;
+    item_ = p_.plan.merge_seqs[row / p_.a.heads];
+  }
+
+  // The sum over the team, for its first member. By all consumers: they have one team size and one loop.
+  __device__ MergeSum join(MergeShared<kHeadDim>& shared, const MergeSum& m, int dim) {
+    const int lane = threadIdx.x % kWarpSize, first = warp_ - warp_ % team_;
+    consumers_sync();
+    *reinterpret_cast<float4*>(&shared.out[warp_][0][dim]) = m.x;
+    shared.merge_stats[warp_][lane] = make_float2(m.top, m.sum);
+    consumers_sync();
+    MergeSum joined;
+    float top = -INFINITY;
+    for (int i = 0; i < team_; ++i) top = fmaxf(top, shared.merge_stats[first + i][lane].x);
+    joined.raise(top);
+    for (int i = 0; i < team_; ++i)
+      joined.add(shared.merge_stats[first + i][lane],
+                 *reinterpret_cast<const float4*>(&shared.out[first + i][0][dim]));
+    return joined;
+  }
+
+  const DecodeParams& p_;
+  int rows_, warp_, team_ = kDecodeWarps, per_cta_, head_ = 0;
+  DecodeItem item_;
+};
 
 // ---- the kernel
-
-constexpr size_t align_up(size_t x, size_t to) { return (x + to - 1) / to * to; }
 
 // Shared memory: the ring's bookkeeping, the merge buffer, queries, then the slots.
 template <int kHeadDim, int kHeadTiles>
@@ -243,17 +275,19 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
     consume<kHeadDim, Cursor::kElastic, Format, kHeadTiles>(p, shared, slots);
   else
     Producer<Cursor, Format>(p, shared.ring, slots, shared.queries[0], sizeof(shared.queries[0])).run();
+  SplitMerge<kHeadDim> merge(p);
   grid_sync(*p.plan.counters);
-  if (consumer) merge_units<kHeadDim>(p, shared.merge);
+  if (consumer) merge.run(shared.merge);
 }
 
 // ---- the launcher
 
-// Deepest ring that fits beside the rest.
+// Deepest ring that fits beside the rest, in multiples of kDecodeWarps: then a stage belongs to one consumer
+// for a whole item, and no consumer can wait on a barrier that is a full turn behind.
 template <int kHeadDim, int kHeadTiles>
 int ring_stages(const KvShape& shape, int shared_limit) {
-  return std::min<int>(kMaxStages,
-                       (shared_limit - kDecodeHeadBytes<kHeadDim, kHeadTiles>) / shape.slot_bytes());
+  const size_t fit = (shared_limit - kDecodeHeadBytes<kHeadDim, kHeadTiles>) / shape.slot_bytes();
+  return std::min<int>(kMaxStages, fit / kDecodeWarps * kDecodeWarps);
 }
 
 template <KvPath kPath>
@@ -276,6 +310,7 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   cuda_check(cudaGetDevice(&device));
   cuda_check(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const int stages = ring_stages<kHeadDim, kHeadTiles>(s, limit);
+  EKV_CHECK(stages > 0, "the device's shared memory does not hold a ring of this head_dim");
   const size_t shared = kDecodeHeadBytes<kHeadDim, kHeadTiles> + size_t(stages) * s.slot_bytes();
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
 

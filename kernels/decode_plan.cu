@@ -14,22 +14,23 @@ constexpr int kPlanThreads = 512,
 // A share below one slot per warp would only add partials to merge.
 constexpr int kMinShare = kDecodeWarps;
 // Below this many slots per CTA a dynamic line costs more in partials than it evens out.
-constexpr int kMinSlotsForDynamic = 32;
-// The static part of a unit in sixteenths: the slowest multiprocessor must be done with it when the mean is.
-constexpr int kStaticSixteenths = 11;
-// Units shorter than this go to one line as a whole, every fourth sequence to the dynamic one.
-constexpr int kMinSplitUnit = 32;
+constexpr int kMinSlotsForDynamic = 64;
+// The static part of a sequence in sixteenths: the slowest multiprocessor must be done with it when the mean
+// is.
+constexpr int kStaticSixteenths = 14;
+// Sequences shorter than this go to one line as a whole, every eighth to the dynamic one.
+constexpr int kMinSplitSlots = 512;
 // Dynamic shares: the first half of the line in shares of twice the size, the rest in the size that leaves each
 // CTA about this many, and never below two slots per warp.
-constexpr int kDynamicPerCta = 18;
+constexpr int kDynamicPerCta = 6;
 constexpr int kMinDynamicShare = 2 * kDecodeWarps;
 
-constexpr int max_shares(int num_ctas) { return num_ctas * (2 + kDynamicPerCta); }
+constexpr int max_shares(int groups) { return groups * (2 + kDynamicPerCta) + 4; }
 
 struct PlanParams {
   AttnArgs a;
   DecodePlanView plan;
-  int num_ctas, words;  // words: of base_masks per sequence
+  int groups, words;  // groups: of CTAs, one CTA per KV head each; words: of base_masks per sequence
   bool elastic;
 };
 
@@ -89,7 +90,7 @@ __device__ int block_of_slot(const PlanParams& p, int seq, int slot) {
   return 2 * pair + slot;
 }
 
-// What lies before a sequence on the two lines, per KV head: slots, and sequences that have slots there.
+// What lies before a sequence on the two lines: slots, and sequences that have slots there.
 struct Start {
   int slots[2], seqs[2];
   __device__ Start operator+(const Start& o) const {
@@ -103,7 +104,7 @@ constexpr int kStatic = 0, kDynamic = 1;
 
 __device__ Start cut(int seq, int slots, bool dynamic) {
   int first = slots;
-  if (dynamic) first = slots >= kMinSplitUnit ? slots * kStaticSixteenths / 16 : seq % 4 == 3 ? 0 : slots;
+  if (dynamic) first = slots >= kMinSplitSlots ? slots * kStaticSixteenths / 16 : seq % 8 == 7 ? 0 : slots;
   return {{first, slots - first}, {first > 0, slots > first}};
 }
 
@@ -149,11 +150,11 @@ struct LineCut {
   }
 };
 
-__device__ LineCut cut_static(int total, int num_ctas) {
-  return {total, max((total + num_ctas - 1) / num_ctas, kMinShare), 0, 1};
+__device__ LineCut cut_static(int total, int groups) {
+  return {total, max((total + groups - 1) / groups, kMinShare), 0, 1};
 }
-__device__ LineCut cut_dynamic(int total, int num_ctas) {
-  const int size = max((total + num_ctas * kDynamicPerCta - 1) / (num_ctas * kDynamicPerCta), kMinDynamicShare);
+__device__ LineCut cut_dynamic(int total, int groups) {
+  const int size = max((total + groups * kDynamicPerCta - 1) / (groups * kDynamicPerCta), kMinDynamicShare);
   return {total, size, total / 2 / (2 * size), 2 * size};
 }
 
@@ -166,9 +167,9 @@ struct Writer {
   __device__ int length(int line, int seq) const {
     return starts[seq + 1].slots[line] - starts[seq].slots[line];
   }
-  __device__ int first_share(int line) const { return line == kStatic ? 0 : p.num_ctas; }
+  __device__ int first_share(int line) const { return line == kStatic ? 0 : p.groups; }
 
-  // The sequence that holds slot `slot` (per head) of the line.
+  // The sequence that holds slot `slot` of the line.
   __device__ int find_seq(int line, int slot) const {
     int low = 0, high = p.a.num_seqs;
     while (high - low > 1) {
@@ -178,30 +179,27 @@ struct Writer {
     return low;
   }
 
-  // Unit u of share k is item u + k of its line: shares that have a unit in common never collide, others
-  // neither.
-  __device__ int item_index(int line, int seq, int head, int share) const {
-    const int heads = p.a.shape.kv_heads;
-    const int before = line == kStatic ? 0 : p.num_ctas + starts[p.a.num_seqs].seqs[kStatic] * heads;
-    return before + starts[seq].seqs[line] * heads + head + share;
+  // The n-th sequence of share k is item n + k of its line: shares that have a sequence in common never
+  // collide, others neither.
+  __device__ int item_index(int line, int seq, int share) const {
+    const int before = line == kStatic ? 0 : p.groups + starts[p.a.num_seqs].seqs[kStatic];
+    return before + starts[seq].seqs[line] + share;
   }
 
-  // Items of a unit on one line, and the index of the first of them.
-  __device__ int splits(int line, int seq, int head, int* first_index) const {
-    const int slots = length(line, seq);
-    if (slots == 0) return 0;
-    const int unit = starts[seq].slots[line] * p.a.shape.kv_heads + head * slots,
-              share = cuts[line].share_of(unit);
-    *first_index = item_index(line, seq, head, share);
-    return cuts[line].share_of(unit + slots - 1) - share + 1;
+  // Items of a sequence on one line, and the index of the first of them.
+  __device__ int splits(int line, int seq, int* first_index) const {
+    const int begin = starts[seq].slots[line], end = starts[seq + 1].slots[line];
+    if (begin == end) return 0;
+    const int share = cuts[line].share_of(begin);
+    *first_index = item_index(line, seq, share);
+    return cuts[line].share_of(end - 1) - share + 1;
   }
 
-  __device__ DecodeItem item(int line, int seq, const SeqShape& shape, int head, int begin, int end,
-                             int index) const {
+  __device__ DecodeItem item(int line, int seq, int begin, int end, int index) const {
+    const SeqShape shape = seq_shape(p, seq);
     DecodeItem out{};
     const int skipped = line == kDynamic ? length(kStatic, seq) : 0;
     out.seq = seq;
-    out.kv_head = head;
     out.slot_begin = skipped + begin;
     out.slot_end = skipped + end;
     out.block_begin = out.slot_begin == 0 ? 0 : block_of_slot(p, seq, out.slot_begin);
@@ -210,38 +208,29 @@ struct Writer {
     out.kv_len = p.a.kv_len[seq];
     out.row = p.a.q_start[seq];
     out.index = index;
-    out.static_splits = splits(kStatic, seq, head, &out.first_static);
-    out.num_splits = out.static_splits + splits(kDynamic, seq, head, &out.first_dynamic);
+    out.static_splits = splits(kStatic, seq, &out.first_static);
+    out.num_splits = out.static_splits + splits(kDynamic, seq, &out.first_dynamic);
     return out;
   }
 
   __device__ void write(int line, int share) const {
-    const int heads = p.a.shape.kv_heads, begin = cuts[line].begin(share), end = cuts[line].begin(share + 1);
+    const int begin = cuts[line].begin(share), end = cuts[line].begin(share + 1);
     DecodeShare& out = p.plan.shares[first_share(line) + share];
-    if (begin == end) {
-      out.begin = out.end = 0;
-      return;
-    }
-    int seq = find_seq(line, begin / heads), slots = length(line, seq);
-    int head = (begin - starts[seq].slots[line] * heads) / slots;
-    const int first_item = item_index(line, seq, head, share);
+    out.begin = out.end = 0;
+    if (begin == end) return;
+    int seq = find_seq(line, begin);
+    const int first_item = item_index(line, seq, share);
     int at = first_item;
-    SeqShape shape = seq_shape(p, seq);
-    for (int slot = begin; slot < end; ++at) {
-      const int unit = starts[seq].slots[line] * heads + head * slots;
-      const DecodeItem made = item(line, seq, shape, head, slot - unit, min(slots, end - unit), at);
+    for (int slot = begin; slot < end; ++seq) {
+      const int start = starts[seq].slots[line], stop = min(starts[seq + 1].slots[line], end);
+      if (slot == stop) continue;
+      const DecodeItem made = item(line, seq, slot - start, stop - start, at);
       p.plan.items[at] = made;
       if (at == first_item) out.first = made;
       if (made.num_splits > 1 && at == partial_of_split(made, 0))
-        p.plan.merge_units[atomicAdd(&p.plan.counters->next_merge_unit, 1)] = made;
-      slot = min(unit + slots, end);
-      if (slot < end && ++head == heads) {
-        head = 0;
-        do {
-          slots = length(line, ++seq);
-        } while (slots == 0);
-        shape = seq_shape(p, seq);
-      }
+        p.plan.merge_seqs[atomicAdd(&p.plan.counters->next_merge_seq, 1)] = made;
+      ++at;
+      slot = stop;
     }
     out.begin = first_item;
     out.end = at;
@@ -249,20 +238,21 @@ struct Writer {
 };
 
 // The last CTA to come here sets what decode reads and leaves its own counters as it found them.
-__device__ void publish(PlanCounters& c, int dynamic_shares) {
+__device__ void publish(PlanCounters& c, int static_shares, int dynamic_shares) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
   if (atomicAdd(&c.planners, 1) != kPlanCtas - 1) return;
+  c.static_shares = uint32_t(static_shares);
   c.dynamic_shares = uint32_t(dynamic_shares);
-  c.merge_units = atomicExch(&c.next_merge_unit, 0);
+  c.merge_seqs = atomicExch(&c.next_merge_seq, 0);
   c.next_dynamic = c.arrived = c.planners = 0;
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanParams p) {
   extern __shared__ Start starts[];
   __shared__ int all_slots;
-  const int heads = p.a.shape.kv_heads, n = p.a.num_seqs;
+  const int n = p.a.num_seqs;
   if (p.elastic) {
     read_modes(p);
     __syncthreads();
@@ -274,18 +264,20 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   own = warp_reduce(own, [](int a, int b) { return a + b; });
   if (threadIdx.x % kWarpSize == 0 && own) atomicAdd(&all_slots, own);
   __syncthreads();
-  scan_starts(p, size_t(all_slots) * heads >= size_t(kMinSlotsForDynamic) * p.num_ctas, starts);
+  scan_starts(p, all_slots >= kMinSlotsForDynamic * p.groups, starts);
 
-  const Writer writer{p,
-                      starts,
-                      {cut_static(starts[n].slots[kStatic] * heads, p.num_ctas),
-                       cut_dynamic(starts[n].slots[kDynamic] * heads, p.num_ctas)}};
+  const Writer writer{
+      p,
+      starts,
+      {cut_static(starts[n].slots[kStatic], p.groups), cut_dynamic(starts[n].slots[kDynamic], p.groups)}};
   const int dynamic_shares = writer.cuts[kDynamic].shares();
-  for (int i = blockIdx.x * kPlanThreads + threadIdx.x; i < p.num_ctas + dynamic_shares;
+  for (int i = blockIdx.x * kPlanThreads + threadIdx.x; i < p.groups + dynamic_shares;
        i += kPlanCtas * kPlanThreads)
-    writer.write(i < p.num_ctas ? kStatic : kDynamic, i < p.num_ctas ? i : i - p.num_ctas);
-  publish(*p.plan.counters, dynamic_shares);
+    writer.write(i < p.groups ? kStatic : kDynamic, i < p.groups ? i : i - p.groups);
+  publish(*p.plan.counters, p.groups, dynamic_shares);
 }
+
+int num_groups(const DecodeWorkspace& w) { return std::max(1, w.num_ctas / w.kv_heads); }
 
 }  // namespace
 
@@ -297,16 +289,16 @@ DecodePlanView decode_plan_view(const DecodeWorkspace& w, size_t* bytes) {
     at += (size + kAlign - 1) / kAlign * kAlign;
     return here;
   };
-  const size_t units = size_t(w.max_seqs) * w.kv_heads, shares = max_shares(w.num_ctas);
-  const size_t words = (w.max_pairs + 31) / 32, group = w.heads / w.kv_heads, items = shares + 2 * units;
+  const size_t seqs = w.max_seqs, shares = max_shares(num_groups(w));
+  const size_t words = (w.max_pairs + 31) / 32, heads = w.heads, items = shares + 2 * seqs;
   DecodePlanView v;
   v.counters = reinterpret_cast<PlanCounters*>(take(sizeof(PlanCounters)));
   v.shares = reinterpret_cast<DecodeShare*>(take(shares * sizeof(DecodeShare)));
   v.items = reinterpret_cast<DecodeItem*>(take(items * sizeof(DecodeItem)));
-  v.merge_units = reinterpret_cast<DecodeItem*>(take(units * sizeof(DecodeItem)));
-  v.base_masks = reinterpret_cast<uint32_t*>(take(w.max_seqs * words * sizeof(uint32_t)));
-  v.partial_stats = reinterpret_cast<float2*>(take(items * group * sizeof(float2)));
-  v.partial_out = reinterpret_cast<float*>(take(items * group * w.head_dim * sizeof(float)));
+  v.merge_seqs = reinterpret_cast<DecodeItem*>(take(seqs * sizeof(DecodeItem)));
+  v.base_masks = reinterpret_cast<uint32_t*>(take(seqs * words * sizeof(uint32_t)));
+  v.partial_stats = reinterpret_cast<float2*>(take(items * heads * sizeof(float2)));
+  v.partial_out = reinterpret_cast<float*>(take(items * heads * w.head_dim * sizeof(float)));
   if (bytes) *bytes = at;
   return v;
 }
@@ -322,7 +314,7 @@ DecodeWorkspace decode_workspace(const KvShape& shape, int heads, int max_seqs, 
 void launch_decode_plan(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
   EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs, "batch larger than its workspace");
   if (args.num_seqs == 0) return;
-  const PlanParams p{args, decode_plan_view(w, nullptr), w.num_ctas, (args.max_pairs + 31) / 32,
+  const PlanParams p{args, decode_plan_view(w, nullptr), num_groups(w), (args.max_pairs + 31) / 32,
                      path != KvPath::native};
   plan_kernel<<<kPlanCtas, kPlanThreads, (args.num_seqs + 1) * sizeof(Start), stream>>>(p);
   cuda_check(cudaGetLastError());

@@ -116,20 +116,29 @@ class Producer {
         query_stride_(query_stride),
         lane_(threadIdx.x % kWarpSize) {}
 
-  // Dynamic shares are asked for two ahead and read one ahead: nobody waits for an answer.
+  // Dynamic tasks are asked for two ahead and read one ahead: nobody waits for an answer.
   __device__ void run() {
-    const uint32_t dynamic_shares = p_.plan.counters->dynamic_shares;
-    int32_t record = read_share(blockIdx.x);
-    uint32_t asked = take_dynamic();
-    while (true) {
-      const uint32_t next = __shfl_sync(kAllLanes, asked, 0);
-      const int32_t now = record;
-      if (next < dynamic_shares) {
-        record = read_share(gridDim.x + next);
-        asked = take_dynamic();
+    const int heads = p_.a.shape.kv_heads;
+    const PlanCounters& c = *p_.plan.counters;
+    const uint32_t static_tasks = c.static_shares * heads, dynamic_tasks = c.dynamic_shares * heads;
+    uint32_t asked = dynamic_tasks ? take_dynamic() : 0;
+    for (uint32_t task = blockIdx.x; task < static_tasks; task += gridDim.x)
+      produce_share(read_share(task / heads), task % heads);
+
+    uint32_t task = dynamic_tasks ? __shfl_sync(kAllLanes, asked, 0) : 0;
+    if (task < dynamic_tasks) {
+      int32_t record = read_share(c.static_shares + task / heads);
+      asked = take_dynamic();
+      while (task < dynamic_tasks) {
+        const uint32_t next = __shfl_sync(kAllLanes, asked, 0);
+        const int32_t now = record;
+        if (next < dynamic_tasks) {
+          record = read_share(c.static_shares + next / heads);
+          asked = take_dynamic();
+        }
+        produce_share(now, task % heads);
+        task = next;
       }
-      produce_share(now);
-      if (next >= dynamic_shares) break;
     }
     produce_end();
   }
@@ -143,16 +152,19 @@ class Producer {
     return reinterpret_cast<const int32_t*>(&p_.plan.shares[index])[lane_ < kShareWords ? lane_ : 0];
   }
 
-  __device__ void produce_share(int32_t record) {
+  __device__ void produce_share(int32_t record, int kv_head) {
     const int begin = __shfl_sync(kAllLanes, record, 0), end = __shfl_sync(kAllLanes, record, 1);
     if (begin == end) return;
-    produce_item(__shfl_sync(kAllLanes, record, (lane_ + kShareWords - kItemWords) % kWarpSize));
+    produce_item(__shfl_sync(kAllLanes, record, (lane_ + kShareWords - kItemWords) % kWarpSize), kv_head);
     for (int i = begin + 1; i < end; ++i)
-      produce_item(reinterpret_cast<const int32_t*>(&p_.plan.items[i])[lane_ < kItemWords ? lane_ : 0]);
+      produce_item(reinterpret_cast<const int32_t*>(&p_.plan.items[i])[lane_ < kItemWords ? lane_ : 0],
+                   kv_head);
   }
 
   // `word`: lane i holds word i of the item.
-  __device__ void produce_item(int32_t word) {
+  __device__ void produce_item(int32_t word, int kv_head) {
+    constexpr int kHeadWord = offsetof(DecodeItem, kv_head) / sizeof(int32_t);
+    if (lane_ == kHeadWord) word = kv_head;
     DecodeItem item;
     auto* words = reinterpret_cast<int32_t*>(&item);
 #pragma unroll
@@ -167,18 +179,39 @@ class Producer {
                  p_.group * s.head_dim * 2, &ring_.item_full[item_place_.at]);
     item_place_.advance(1, kItemBuffers);
 
-    const uint32_t values = 4 * kBlockTokens * s.head_dim;
-    for (int slot = item.slot_begin; slot < item.slot_end; ++slot) {
+    for (int slot = item.slot_begin; slot < item.slot_end; slot += kBatch) {
       const SlotRef ref = cursor.next();
-      const bool base = Cursor::kElastic && ref.base;
-      barrier_wait(&ring_.empty[place_.at], place_.phase ^ 1);
-      if (lane_ == 0) ring_.tokens[place_.at] = base ? kBaseSlot : ref.token;
-      __syncwarp();
-      copy_to_ring(slots_ + size_t(place_.at) * stride_,
-                   p_.a.pool + s.slot_at(p_.a.layer, ref.page, item.kv_head),
-                   base && Format::kTail ? values + uint32_t(s.tail_bytes()) : values, &ring_.full[place_.at]);
-      place_.advance(1, p_.stages);
+      const int count = min(kBatch, item.slot_end - slot);
+      produce_batch(ref, count, p_.a.pool + s.slot_at(p_.a.layer, ref.page, item.kv_head));
+      place_.advance(count, p_.stages);
     }
+  }
+
+  // The lane of a slot waits for its stage and starts its copy.
+  __device__ void produce_batch(const SlotRef& ref, int count, const uint8_t* from) {
+    const bool base = Cursor::kElastic && ref.base;
+    const uint32_t values = 4 * kBlockTokens * p_.a.shape.head_dim;
+    const uint32_t bytes = base && Format::kTail ? values + uint32_t(p_.a.shape.tail_bytes()) : values;
+    RingPlace own = place_;
+    own.advance(lane_ % kBatch, p_.stages);
+    if (lane_ < count) {
+      barrier_wait(&ring_.empty[own.at], own.phase ^ 1);
+      ring_.tokens[own.at] = base ? kBaseSlot : ref.token;
+#if __CUDA_ARCH__ >= 900
+      const uint32_t barrier = shared_address(&ring_.full[own.at]);
+      mbarrier_arrive_expect(barrier, bytes);
+      bulk_copy(shared_address(slots_ + size_t(own.at) * stride_), from, bytes, barrier);
+#endif
+    }
+    __syncwarp();
+#if __CUDA_ARCH__ < 900
+    for (int i = 0; i < count; ++i) {
+      const int at = __shfl_sync(kAllLanes, own.at, i);
+      const auto address = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(from), i);
+      copy_to_ring(slots_ + size_t(at) * stride_, reinterpret_cast<const uint8_t*>(address),
+                   __shfl_sync(kAllLanes, bytes, i), &ring_.full[at]);
+    }
+#endif
   }
 
   __device__ void produce_end() {

@@ -1,14 +1,17 @@
 #pragma once
 // kv_cursor.cuh -- three address policies of decode: from the slots of an item to pages, in token order.
 //
-// A cursor walks the slots slot_begin + warp, + kDecodeWarps, ... of an item for one warp. Every lane holds one
-// entry of a window of 32 pairs of the block table, so a table line is read once per 64 slots and never waited
-// for twice. All calls are made by the whole warp; all results are the same in every lane.
+// A cursor walks the slots of an item for the producer warp, kBatch at a time: lane i gets slot i % kBatch of
+// the batch. Every lane holds one entry of a window of 32 pairs of the block table, so a table line is waited
+// for once per 64 slots. All calls are made by the whole warp. Slots past the item's end come out as garbage
+// that the caller drops.
 
 #include "kernels/decode_plan.h"
 #include "kernels/device.cuh"
 
 namespace ekv {
+
+constexpr int kBatch = 4;
 
 struct SlotRef {
   int page;
@@ -34,11 +37,15 @@ struct PairWindow {
     const int2 raw = *reinterpret_cast<const int2*>(row + min(own, max_pairs - 1));
     mine = {raw.x, raw.y};
   }
-  // The page of half `odd` of `pair`, which is at or after the window's first pair.
-  __device__ int page(int pair, int odd) {
-    if (pair >= first + kWarpSize) load(pair);
-    const int even_page = __shfl_sync(kAllLanes, mine.even, pair - first);
-    const int odd_page = __shfl_sync(kAllLanes, mine.odd, pair - first);
+  // Makes pairs `from` to `to`, at most 31 apart, part of the window.
+  __device__ void cover(int from, int to) {
+    if (to >= first + kWarpSize) load(from);
+  }
+  // The page of half `odd` of `pair`; each lane asks for its own.
+  __device__ int page(int pair, int odd) const {
+    const int lane = (pair - first) & (kWarpSize - 1);
+    const int even_page = __shfl_sync(kAllLanes, mine.even, lane);
+    const int odd_page = __shfl_sync(kAllLanes, mine.odd, lane);
     return odd ? odd_page : even_page;
   }
 };
@@ -52,9 +59,10 @@ class NativeCursor {
     window_.open(a, item.seq, item.slot_begin / 2);
   }
   __device__ SlotRef next() {
-    const SlotRef ref{window_.page(slot_ / 2, slot_ & 1), slot_ * kBlockTokens, false};
-    ++slot_;
-    return ref;
+    window_.cover(slot_ / 2, (slot_ + kBatch - 1) / 2);
+    const int block = slot_ + int(threadIdx.x) % kBatch;
+    slot_ += kBatch;
+    return {window_.page(block / 2, block & 1), block * kBlockTokens, false};
   }
 
  private:
@@ -75,16 +83,18 @@ class StructuredCursor {
     window_.open(a, item.seq, item.block_begin / 2);
   }
   __device__ SlotRef next() {
-    const bool base = slot_ >= run_begin_ && slot_ < run_end_;
-    // Every BASE slot before this one adds a block to what the slots count.
-    const int passed = max(0, min(slot_, run_end_) - run_begin_);
-    const int block = slot_ + passed;
+    window_.cover(block_of(slot_) / 2, block_of(slot_ + kBatch - 1) / 2);
+    const int slot = slot_ + int(threadIdx.x) % kBatch, block = block_of(slot);
+    const bool base = slot >= run_begin_ && slot < run_end_;
     const int page = window_.page(block / 2, base ? 0 : block & 1);
-    ++slot_;
+    slot_ += kBatch;
     return {base ? int(unsigned(page) & ~kBasePair) : page, block * kBlockTokens, base};
   }
 
  private:
+  // Every BASE slot before a slot adds a block to what the slots count.
+  __device__ int block_of(int slot) const { return slot + max(0, min(slot, run_end_) - run_begin_); }
+
   PairWindow window_;
   int slot_, run_begin_, run_end_;
 };
@@ -100,22 +110,38 @@ class GeneralCursor {
     count(item.slot_begin - item.block_begin % 2);
   }
   __device__ SlotRef next() {
-    while (slot_ >= window_end_) {
-      window_.load(window_.first + kWarpSize);
-      count(window_end_);
+    if (slot_ + kBatch > window_end_) move_window();
+    int lane = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int holder = lane_of(slot_ + i);
+      if (int(threadIdx.x) % kBatch == i) lane = holder;
     }
-    const bool mine = slot_ >= lane_slot_ && slot_ < lane_slot_ + (window_.mine.is_base() ? 1 : 2);
-    const int lane = __ffs(__ballot_sync(kAllLanes, mine)) - 1;
-    const int even = __shfl_sync(kAllLanes, window_.mine.even, lane);
-    const int odd_page = __shfl_sync(kAllLanes, window_.mine.odd, lane);
-    const int odd = slot_ - __shfl_sync(kAllLanes, lane_slot_, lane);
-    const PairEntry entry{even, odd_page};
-    ++slot_;
-    return {odd ? odd_page : entry.even_page(), (2 * (window_.first + lane) + odd) * kBlockTokens,
+    const PairEntry entry{__shfl_sync(kAllLanes, window_.mine.even, lane),
+                          __shfl_sync(kAllLanes, window_.mine.odd, lane)};
+    const int odd = slot_ + int(threadIdx.x) % kBatch - __shfl_sync(kAllLanes, lane_slot_, lane);
+    slot_ += kBatch;
+    return {odd ? entry.odd : entry.even_page(), (2 * (window_.first + lane) + odd) * kBlockTokens,
             entry.is_base()};
   }
 
  private:
+  // The lane whose pair holds `slot`, which lies in the window.
+  __device__ int lane_of(int slot) const {
+    const bool mine = slot >= lane_slot_ && slot < lane_slot_ + (window_.mine.is_base() ? 1 : 2);
+    return __ffs(__ballot_sync(kAllLanes, mine)) - 1;
+  }
+  // Starts the window at the pair of slot_.
+  __device__ void move_window() {
+    int pair = window_.first + kWarpSize, slot = window_end_;
+    if (slot_ < window_end_) {
+      const int lane = lane_of(slot_);
+      pair = window_.first + lane;
+      slot = __shfl_sync(kAllLanes, lane_slot_, lane);
+    }
+    window_.load(pair);
+    count(slot);
+  }
   // `slot`: the slot of the window's first pair.
   __device__ void count(int slot) {
     const int lane = int(threadIdx.x) % kWarpSize;

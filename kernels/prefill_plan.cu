@@ -1,4 +1,4 @@
-// prefill_plan.cu -- lists tiles and BASE pairs once a step, and expands the BASE pairs of a layer.
+// prefill_plan.cu -- lists tiles and BASE pairs once a step.
 
 #include <algorithm>
 
@@ -10,8 +10,6 @@ namespace ekv {
 namespace {
 
 constexpr int kPlanThreads = 1024;
-constexpr int kExpandThreads = 256;
-constexpr int kExpandCtasPerSm = 4;
 
 struct PlanParams {
   AttnArgs a;
@@ -87,47 +85,6 @@ __global__ void __launch_bounds__(kPlanThreads) prefill_plan_kernel(const __grid
   list_base_pairs(p);
 }
 
-// The 16 bytes of one chunk of a BASE row as fp16, in the order of the dims.
-__device__ void expand_chunk(const AttnArgs& a, const uint8_t* slot, int part, int token, int dim,
-                             uint16_t* out) {
-  const KvShape& s = a.shape;
-  const uint4 raw = load16(slot + (s.base_at(part, token, dim) & ~size_t(15)));
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-  const float scale = a.format == BaseFormat::fixed8
-                          ? __int_as_float((int(int8_t(slot[s.exponent_at(part, token)])) - 7 + 127) << 23)
-                          : 0.0f;
-#pragma unroll
-  for (int d = 0; d < 16; ++d) {
-    const int key_at = KvShape::in_chunk(kKey, d), value_at = KvShape::in_chunk(kValue, d);
-    const uint32_t key_byte = words[key_at / 4] >> (key_at % 4 * 8) & 255;
-    const uint32_t value_byte = words[value_at / 4] >> (value_at % 4 * 8) & 255;
-    const uint32_t byte = part == kKey ? key_byte : value_byte;
-    out[d] = a.format == BaseFormat::fixed8 ? __half_as_ushort(__float2half_rn(float(int8_t(byte)) * scale))
-                                            : uint16_t(byte << 8 | e5m2::kFill);
-  }
-}
-
-// One CTA per (BASE pair, KV head) at a time, one thread per 16 values.
-__global__ void __launch_bounds__(kExpandThreads)
-    expand_kernel(const __grid_constant__ AttnArgs a, const __grid_constant__ PrefillPlanView plan) {
-  const KvShape& s = a.shape;
-  const size_t to_bytes = size_t(4) * kBlockTokens * s.head_dim;
-  const int units = plan.counters->num_base_pairs * s.kv_heads, chunks = s.head_dim / 16;
-  for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int job = unit / s.kv_heads, head = unit % s.kv_heads;
-    const uint8_t* from = a.pool + s.slot_at(a.layer, plan.jobs[job].page, head);
-    for (int i = threadIdx.x; i < 2 * kPairTokens * chunks; i += kExpandThreads) {
-      const int dim = i % chunks * 16, token = i / chunks % kPairTokens, part = i / chunks / kPairTokens;
-      alignas(16) uint16_t values[16];
-      expand_chunk(a, from, part, token, dim, values);
-      uint8_t* to = plan.scratch + (size_t(2 * job + token / kBlockTokens) * s.kv_heads + head) * to_bytes;
-      const uint4* packed = reinterpret_cast<const uint4*>(values);
-      store16(to + s.target_at(part, token % kBlockTokens, dim), packed[0]);
-      store16(to + s.target_at(part, token % kBlockTokens, dim + 8), packed[1]);
-    }
-  }
-}
-
 }  // namespace
 
 int max_prefill_tiles(const PrefillWorkspace& w, MatrixUnit unit, int rows, int seqs) {
@@ -178,16 +135,6 @@ void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& w
   EKV_CHECK(kernel != nullptr, "no prefill kernel for this shape; find_prefill tells so at start-up");
   launch_prefill_expand(args, path, w, stream);
   kernel->launch(args, w, stream);
-}
-
-void launch_prefill_expand(const AttnArgs& args, KvPath path, const PrefillWorkspace& w, cudaStream_t stream) {
-  if (path == KvPath::native || args.rows < 2 || w.scratch_pairs == 0) return;
-  int device, multiprocessors;
-  cuda_check(cudaGetDevice(&device));
-  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  expand_kernel<<<kExpandCtasPerSm * multiprocessors, kExpandThreads, 0, stream>>>(
-      args, prefill_plan_view(w, nullptr));
-  cuda_check(cudaGetLastError());
 }
 
 }  // namespace ekv

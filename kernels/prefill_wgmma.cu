@@ -1,4 +1,4 @@
-// prefill_wgmma.cu -- prefill on sm_90a: one warp loads, two warpgroups of 64 rows compute.
+// prefill_wgmma.cu -- prefill on sm_90a: one warpgroup loads, two of 64 rows each compute.
 //
 // Slots arrive in pieces of 16 tokens x 64 dims, which the layout has stored as legal wgmma tiles: the loader
 // needs no tensor map, only an address per piece. A warpgroup starts the scores of the next key tile, then the
@@ -18,6 +18,7 @@ namespace {
 constexpr int kRows = prefill_tile_rows(MatrixUnit::wgmma);
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kConsumers = 2 * kGroupThreads, kThreads = kConsumers + kGroupThreads;
+constexpr int kLoaders = kGroupThreads / kWarpSize;
 constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
 constexpr int kPieceRows = kBlockTokens, kRowBytes = 128, kPieceBytes = kPieceRows * kRowBytes;
 // Scores may exceed a row's maximum by this (base 2) before its accumulators are rescaled: fp16 holds 2^8.
@@ -69,12 +70,18 @@ enum NamedBarrier : int { kQueriesReady = 1, kValuesCleared = 2, kTurn = 3 };  /
 
 // ---- the loader
 
+// Four warps, because issuing a copy takes long enough that one could not keep up. Warp i loads slots i, i + 4,
+// ...
 template <int kHeadDim>
 class Loader {
  public:
   using S = Shape<kHeadDim>;
   __device__ Loader(const PrefillParams& p, const PrefillWork& w, Shared<kHeadDim>& shared)
-      : p_(p), w_(w), shared_(shared), num_tiles_((w.keys + S::kKeys - 1) / S::kKeys) {}
+      : p_(p),
+        w_(w),
+        shared_(shared),
+        num_tiles_((w.keys + S::kKeys - 1) / S::kKeys),
+        slot_(threadIdx.x % kGroupThreads / kWarpSize + threadIdx.x % kWarpSize / S::kColumns * kLoaders) {}
 
   // Keys run one tile ahead of values, as their consumers do.
   __device__ void run() {
@@ -88,19 +95,20 @@ class Loader {
  private:
   // One lane per piece: pieces of one slot lie side by side in the pool.
   __device__ void load(int tile, int part, Place<S::kStages>& place) {
-    const int lane = threadIdx.x % kWarpSize, slots = min(S::kSlots, (w_.keys + 15) / 16 - tile * S::kSlots);
+    const int slots = min(S::kSlots, (w_.keys + 15) / 16 - tile * S::kSlots),
+              column = threadIdx.x % S::kColumns;
+    const bool mine = slot_ < slots;
     uint64_t* full = part == kKey ? shared_.keys_full : shared_.values_full;
     uint64_t* empty = part == kKey ? shared_.keys_empty : shared_.values_empty;
-    const int slot = lane / S::kColumns, column = lane % S::kColumns;
-    const uint8_t* from = nullptr;
-    if (slot < slots) from = prefill_slot(p_, w_, tile * S::kSlots + slot);
+    const uint8_t* from = mine ? prefill_slot(p_, w_, tile * S::kSlots + slot_) : nullptr;
     const uint32_t barrier = shared_address(&full[place.stage]);
+    const int pieces = __popc(__ballot_sync(kAllLanes, mine));
     mbarrier_wait(shared_address(&empty[place.stage]), place.phase ^ 1);
-    if (lane == 0) mbarrier_arrive_expect(barrier, slots * S::kColumns * kPieceBytes);
+    if (threadIdx.x % kWarpSize == 0) mbarrier_arrive_expect(barrier, pieces * kPieceBytes);
     __syncwarp();
-    if (slot < slots) {
+    if (mine) {
       uint8_t* to = part == kKey ? shared_.keys[place.stage] : shared_.values[place.stage];
-      bulk_copy(shared_address(to + column * S::kColumnBytes + slot * kPieceBytes),
+      bulk_copy(shared_address(to + column * S::kColumnBytes + slot_ * kPieceBytes),
                 from + (part * S::kColumns + column) * kPieceBytes, kPieceBytes, barrier);
     }
     place.advance();
@@ -109,7 +117,7 @@ class Loader {
   const PrefillParams& p_;
   const PrefillWork& w_;
   Shared<kHeadDim>& shared_;
-  int num_tiles_;
+  int num_tiles_, slot_;
   Place<S::kStages> keys_, values_;
 };
 
@@ -346,8 +354,8 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_wgmma_kernel(const __grid
   if (!prefill_work(p, MatrixUnit::wgmma, w)) return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape<kHeadDim>::kStages; ++i) {
-      mbarrier_init(shared_address(&shared.keys_full[i]), 1);
-      mbarrier_init(shared_address(&shared.values_full[i]), 1);
+      mbarrier_init(shared_address(&shared.keys_full[i]), kLoaders);
+      mbarrier_init(shared_address(&shared.values_full[i]), kLoaders);
       mbarrier_init(shared_address(&shared.keys_empty[i]), 2);
       mbarrier_init(shared_address(&shared.values_empty[i]), 2);
     }
@@ -356,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_wgmma_kernel(const __grid
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
-    if (threadIdx.x < kConsumers + kWarpSize) Loader<kHeadDim>(p, w, shared).run();
+    Loader<kHeadDim>(p, w, shared).run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     Rows<kHeadDim>(p, w, shared).run();
