@@ -159,6 +159,7 @@ class TimeMean {
 struct SeriesPoint {
   int64_t time_us = 0;
   int64_t running = 0, waiting = 0, free_pages = 0, base_pairs = 0, live_pairs = 0;
+  int64_t offered_tokens = 0;  // prompt tokens of all requests that have arrived, whether admitted or not
 };
 
 // Keeps the first point of each period.
@@ -167,7 +168,8 @@ class TimeSeries {
   explicit TimeSeries(int64_t period_us = 5'000'000) : period_us_(period_us) {}
   void sample(const SeriesPoint& point);
   const std::vector<SeriesPoint>& points() const { return points_; }
-  // Columns: {"period_s", "t_s": [...], "running": [...], "waiting", "free_pages", "base_pairs", "live_pairs"}.
+  // Columns: {"period_s", "t_s": [...], "running": [...], "waiting", "free_pages", "base_pairs", "live_pairs",
+  // "offered_tokens"}; put it into the result as "series", where scripts/plot.py looks for it.
   Json json() const;
 
  private:

@@ -106,11 +106,10 @@ Result<Slo> parse_slo(std::string_view text) {
 }
 
 Json TimeSeries::json() const {
-  const std::pair<const char*, int64_t SeriesPoint::*> columns[] = {{"running", &SeriesPoint::running},
-                                                                    {"waiting", &SeriesPoint::waiting},
-                                                                    {"free_pages", &SeriesPoint::free_pages},
-                                                                    {"base_pairs", &SeriesPoint::base_pairs},
-                                                                    {"live_pairs", &SeriesPoint::live_pairs}};
+  const std::pair<const char*, int64_t SeriesPoint::*> columns[] = {
+      {"running", &SeriesPoint::running},       {"waiting", &SeriesPoint::waiting},
+      {"free_pages", &SeriesPoint::free_pages}, {"base_pairs", &SeriesPoint::base_pairs},
+      {"live_pairs", &SeriesPoint::live_pairs}, {"offered_tokens", &SeriesPoint::offered_tokens}};
   Json json{{"period_s", double(period_us_) / 1e6}, {"t_s", Json::array()}};
   for (const SeriesPoint& p : points_) json["t_s"].push_back(double(p.time_us) / 1e6);
   for (const auto& [name, field] : columns) {

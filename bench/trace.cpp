@@ -225,6 +225,11 @@ std::string describe(const Trace& trace) {
     text += fmt::format(", last arrival {:.3f} s", trace.requests.back().arrival_us / 1e6);
   if (trace.num_repeats) text += fmt::format("; {} rows used again", trace.num_repeats);
   if (trace.num_truncated) text += fmt::format("; {} requests cut to the context", trace.num_truncated);
+  const auto shares = [](const TraceRequest& r) { return !r.hash_ids.empty(); };
+  const auto sharing = size_t(std::count_if(trace.requests.begin(), trace.requests.end(), shares));
+  if (sharing > 0 && sharing < trace.requests.size()) {
+    text += fmt::format("; {} requests without hash_ids share nothing", trace.requests.size() - sharing);
+  }
   text += '\n';
   for (const TraceSkip& s : trace.skips) {
     text += s.fault ? fmt::format("  broken: {} lines, {} (first: {})\n", s.count, s.reason, s.first)

@@ -138,6 +138,15 @@ TEST(MooncakeTrace, CountsEveryLineThatIsNoRequest) {
   EXPECT_EQ(skipped(trace, "no JSON"), 3);
 }
 
+TEST(MooncakeTrace, SaysHowManyRequestsLackIds) {
+  const Trace trace =
+      parse(std::string(kThree) + R"({"timestamp": 3000, "input_length": 20, "output_length": 5})");
+  EXPECT_EQ(trace.requests.size(), 4u);
+  EXPECT_NE(describe(trace).find("1 requests without hash_ids share nothing"), std::string::npos)
+      << describe(trace);
+  EXPECT_EQ(describe(parse(kThree)).find("without hash_ids"), std::string::npos);
+}
+
 TEST(MooncakeTrace, ReplaysEachOfAThousandLines) {
   std::string text;
   for (int i = 0; i < 1000; ++i)

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Draws the figures of a serving evaluation from the JSON results of `elastickv replay` and `elastickv bench serve`.
+
+  plot.py sweep    OUT FILE...   TTFT, TPOT and throughput over concurrency or request rate, one line per policy
+  plot.py eff      OUT FILE...   Eff@300, preemptions and drain time per trace window, one bar per policy
+  plot.py timeline OUT FILE...   offered load, waiting requests and resident BASE pairs over time, one line per policy
+
+A file holds one result, a list of results, or {"runs": [...]}. What a result is called comes from its labels: policy, and
+where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf. Needs
+scripts/requirements-plots.txt.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+import matplotlib.lines
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
+
+# Okabe and Ito's colours, told apart by colour-blind readers; a policy keeps its colour in every figure.
+COLOURS = {"elastic": "#0072B2", "target-only": "#D55E00", "exact-offload": "#009E73", "static8": "#CC79A7"}
+SPARE_COLOURS = ["#E69F00", "#56B4E9", "#000000", "#F0E442"]
+STYLES = ["-", "--", ":", "-."]
+MARKERS = ["o", "s", "^", "D"]
+
+# Title, unit, way to the value, logarithmic axis.
+SWEEP_COLUMNS = [
+    ("mean TTFT", "s", lambda r: scaled(pick(r, "ttft_ms", "mean"), 1e-3), True),
+    ("P90 TTFT", "s", lambda r: scaled(pick(r, "ttft_ms", "p90"), 1e-3), True),
+    ("mean TPOT", "ms", lambda r: pick(r, "tpot_ms", "mean"), False),
+    ("P90 TPOT", "ms", lambda r: pick(r, "tpot_ms", "p90"), False),
+    ("output throughput", "tokens/s", lambda r: pick(r, "output_tokens_per_s"), False),
+]
+
+
+def pick(run, *path):
+    """The number at a path, or None where the result has none."""
+    for key in path:
+        run = run.get(key) if isinstance(run, dict) else None
+    return run if isinstance(run, (int, float)) and not isinstance(run, bool) else None
+
+
+def scaled(value, factor):
+    return None if value is None else value * factor
+
+
+def load(paths):
+    runs = []
+    for path in paths:
+        try:
+            found = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            sys.exit(f"plot.py: {path}: {error}")
+        found = found.get("runs", [found]) if isinstance(found, dict) else found
+        for run in found:
+            if not isinstance(run, dict) or "ttft_ms" not in run:
+                sys.exit(f"plot.py: {path}: no result of a replay or benchmark (ttft_ms is missing)")
+            run.setdefault("policy", run.get("kv_policy", Path(path).stem))
+            runs.append(run)
+    return runs
+
+
+class Look:
+    """Colour by policy, line style and marker by preset."""
+
+    def __init__(self, runs):
+        self.policies = unique(runs, "policy")
+        self.presets = unique(runs, "preset")
+        spare = iter(SPARE_COLOURS * len(self.policies))
+        self.colour = {p: COLOURS.get(p) or next(spare) for p in self.policies}
+
+    def name(self, run):
+        return f"{run['policy']} ({run['preset']})" if len(self.presets) > 1 else str(run["policy"])
+
+    def line(self, run):
+        i = self.presets.index(run.get("preset")) % len(STYLES)
+        return {"color": self.colour[run["policy"]], "linestyle": STYLES[i], "marker": MARKERS[i], "markersize": 4}
+
+
+def unique(runs, key):
+    return list(dict.fromkeys(run.get(key) for run in runs))
+
+
+def groups(runs, look):
+    """Runs by their legend name, in order of first appearance."""
+    by_name = {}
+    for run in runs:
+        by_name.setdefault(look.name(run), []).append(run)
+    return by_name
+
+
+def tidy(axis):
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def finish(figure, axis, out, extra=()):
+    """One legend for all panels, from one of them, and the file."""
+    entries = list(zip(*axis.get_legend_handles_labels())) + list(extra)
+    figure.legend(*zip(*entries), loc="outside upper center", ncols=min(5, len(entries)), frameon=False)
+    figure.savefig(out, dpi=150)
+
+
+def draw_sweep(runs, out):
+    key = next((k for k in ("concurrency", "rate") if len({pick(r, k) for r in runs} - {None}) > 1), None)
+    if key is None:
+        sys.exit("plot.py: a sweep needs results with different values of concurrency or rate")
+    runs = sorted((r for r in runs if pick(r, key) is not None), key=lambda r: r[key])
+    look, models = Look(runs), unique(runs, "model")
+    figure, axes = plt.subplots(len(models), len(SWEEP_COLUMNS), figsize=(3.4 * len(SWEEP_COLUMNS), 2.9 * len(models)),
+                                squeeze=False, sharex=True, layout="constrained")
+    for row, model in enumerate(models):
+        for axis, (title, unit, value, logarithmic) in zip(axes[row], SWEEP_COLUMNS):
+            draw_sweep_panel(axis, [r for r in runs if r.get("model") == model], look, key, value)
+            axis.set_title(f"{title}, {model}" if model else title, fontsize=10)
+            axis.set_ylabel(unit)
+            if logarithmic:
+                axis.set_yscale("log")
+            else:
+                axis.set_ylim(bottom=0)
+            tidy(axis)
+    for axis in axes[-1]:
+        axis.set_xlabel("concurrency" if key == "concurrency" else "requests/s")
+    first_preemption = matplotlib.lines.Line2D([], [], marker="x", color="black", linestyle="none")
+    finish(figure, axes[0][0], out, extra=[(first_preemption, "first preemptions")])
+
+
+def draw_sweep_panel(axis, runs, look, key, value):
+    for name, line in groups(runs, look).items():
+        points = [(r[key], value(r)) for r in line if value(r) is not None]
+        axis.plot(*zip(*points) if points else ([], []), label=name, **look.line(line[0]))
+        knee = next((r for r in line if (pick(r, "preemptions") or 0) > 0 and value(r) is not None), None)
+        if knee:  # the first point with preemptions
+            axis.plot(knee[key], value(knee), marker="x", markersize=9, color="black", linestyle="none", zorder=5)
+
+
+def eff_of(run):
+    """Eff@tau with its name; the name carries tau in ms."""
+    name = next((k for k in run if k.startswith("eff") and k[3:].replace(".", "").isdigit()), "eff300")
+    return name, scaled(pick(run, name), 100)
+
+
+def draw_eff(runs, out):
+    look, windows = Look(runs), unique(runs, "window")
+    panels = [(f"Eff@{eff_of(runs[0])[0][3:]}", "%", lambda r: eff_of(r)[1], False),
+              ("preemptions", "", lambda r: pick(r, "preemptions"), True),
+              ("drain time", "s", lambda r: pick(r, "drain_s"), False)]
+    names = list(groups(runs, look).items())
+    size = (max(4.2, 0.22 * len(names) * len(windows)) * len(panels), 3.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained")
+    width = 0.8 / len(names)
+    for axis, (title, unit, value, symlog) in zip(axes, panels):
+        for i, (name, bars) in enumerate(names):
+            draw_bars(axis, windows, {r.get("window"): value(r) for r in bars}, (i - (len(names) - 1) / 2) * width, width,
+                      {"label": name, "color": look.colour[bars[0]["policy"]],
+                       "hatch": ["", "//", "..", "xx"][look.presets.index(bars[0].get("preset")) % 4]})
+        axis.set_xticks(range(len(windows)), [f"window {w}" if w is not None else "" for w in windows])
+        axis.set_title(title, fontsize=10)
+        axis.set_ylabel(unit)
+        if symlog:  # zero must stay visible beside thousands
+            axis.set_yscale("symlog", linthresh=1)
+        axis.set_ylim(0, axis.get_ylim()[1] * (3 if symlog else 1.12))  # room for the numbers over the bars
+        tidy(axis)
+    finish(figure, axes[0], out)
+
+
+def draw_bars(axis, windows, values, shift, width, look):
+    at = [i for i, w in enumerate(windows) if values.get(w) is not None]
+    bars = axis.bar([i + shift for i in at], [values[windows[i]] for i in at], width, edgecolor="white", **look)
+    axis.bar_label(bars, fmt=lambda v: f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.1f}", fontsize=7, padding=2, rotation=90)
+
+
+def draw_timeline(runs, out):
+    runs = [r for r in runs if isinstance(r.get("series"), dict) and r["series"].get("t_s")]
+    if not runs:
+        sys.exit("plot.py: no result has a time series ('series' is missing)")
+    look = Look(runs)
+    figure, axes = plt.subplots(3, 1, figsize=(9, 6.5), sharex=True, layout="constrained")
+    draw_offered(axes[0], runs[0]["series"])
+    for run in runs:
+        series, line = run["series"], look.line(run) | {"marker": None, "linewidth": 1.2}
+        axes[1].step(series["t_s"], series["waiting"], where="post", label=look.name(run), **line)
+        live = zip(series["base_pairs"], series["live_pairs"])
+        axes[2].step(series["t_s"], [100 * base / pairs if pairs else 0 for base, pairs in live], where="post", **line)
+    axes[0].set_ylabel("offered load\n(prompt tokens/s)")
+    axes[1].set_ylabel("waiting requests")
+    axes[2].set_ylabel("resident BASE pairs (%)")
+    axes[2].set_xlabel("s")
+    for axis in axes:
+        axis.set_ylim(bottom=0)
+        tidy(axis)
+    finish(figure, axes[1], out)
+
+
+def draw_offered(axis, series, num_bins=120):
+    """Rate of arriving prompt tokens, from their running total; the same for every policy in an open loop."""
+    every = max(1, len(series["t_s"]) // num_bins)
+    times, total = series["t_s"][::every], series["offered_tokens"][::every]
+    spans = zip(times, times[1:], total, total[1:])
+    rates = [(after - before) / (end - begin) if end > begin else 0 for begin, end, before, after in spans]
+    if rates:
+        axis.stairs(rates, times, fill=True, color="0.6")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=["sweep", "eff", "timeline"])
+    parser.add_argument("out")
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    args = parser.parse_args()
+    runs = load(args.files)
+    {"sweep": draw_sweep, "eff": draw_eff, "timeline": draw_timeline}[args.figure](runs, args.out)
+    print(f"{args.out}: {len(runs)} results")
+
+
+if __name__ == "__main__":
+    main()
