@@ -47,16 +47,22 @@ TEST(SimBackend, CountsBasePairsInTheBlockTable) {
 }
 
 TEST(SimBackend, TimePassesInCollectAndByThePriceOfTheStep) {
-  const MixedStep step;
+  MixedStep step;
   VirtualClock clock;
   SimBackend backend(model(), 16, clock);
   StepWork work;
-  measure_work(step.input(), work);
-  clock.advance_to(1000);
-  backend.submit(step.input());
-  EXPECT_EQ(clock.now_us(), 1000);
-  backend.collect();
-  EXPECT_EQ(clock.now_us(), 1000 + std::llround(step_us(model(), work)));
+  int rounded_up = 0;
+  for (step.kv_len[0] = 65; step.kv_len[0] <= 96; ++step.kv_len[0]) {
+    measure_work(step.input(), work);
+    const double price_us = step_us(model(), work);
+    rounded_up += std::llround(price_us) > int64_t(price_us);
+    const int64_t start_us = clock.now_us();
+    backend.submit(step.input());
+    EXPECT_EQ(clock.now_us(), start_us);
+    backend.collect();
+    EXPECT_EQ(clock.now_us(), start_us + std::llround(price_us));
+  }
+  EXPECT_GT(rounded_up, 0);
 }
 
 TEST(SimBackend, ReadingBaseIsCheaperThanReadingTarget) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 
+#include "bench/sim_log.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -113,6 +114,14 @@ TEST(SimReplay, ClosedLoopKeepsSoManyUnderWay) {
   EXPECT_EQ(started, 50);
 }
 
+TEST(SimReplay, WhoArrivesAtTheEndOfAStepIsInTheNext) {
+  const auto requests = synthetic_requests(20, 10, 30);
+  SimOptions sim = options();
+  sim.concurrency = 3;
+  for (const SimRequestRecord& record : run(requests, sim).requests)
+    EXPECT_EQ(record.first_scheduled_us, record.arrival_us);
+}
+
 TEST(SimReplay, ReplicasShareTheLoadAndKeepTheirOwnTime) {
   const auto requests = random_requests(4, 120);
   SimOptions sim = options();
@@ -167,6 +176,7 @@ TEST(SimReplay, SettingsThatMakeNoSenseAreErrors) {
 TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
   const auto requests = random_requests(5, 40);
   SimOptions sim = options();
+  sim.engine.kv.num_pages = 300;
   sim.event_log = testing::TempDir() + "/ekv_sim_log.jsonl";
   const SimResult result = run(requests, sim);
   std::ifstream file(sim.event_log);
@@ -192,8 +202,26 @@ TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
   EXPECT_EQ(ended, requests.size());
   EXPECT_EQ(steps, result.steps);
   EXPECT_EQ(preemptions, result.preemptions);
+  EXPECT_GT(recomputed, 0) << "the run must be under pressure to mean something";
   EXPECT_EQ(recomputed, result.recomputed_tokens);
   EXPECT_EQ(prefill, result.prefill_tokens);
+}
+
+uint64_t hash_of(const char* kind, std::vector<LogField> fields, std::vector<int64_t> list) {
+  Result<std::unique_ptr<SimLog>> log = SimLog::open("");
+  EXPECT_TRUE(bool(log));
+  (*log)->write(kind, fields, "list", list);
+  return (*log)->hash();
+}
+
+TEST(SimLog, TheHashSeesEveryValue) {
+  const uint64_t plain = hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4});
+  EXPECT_EQ(hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4}), plain);
+  EXPECT_NE(hash_of("request", {{"a", 1}, {"b", 2}}, {3, 4}), plain);
+  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 3}}, {3, 4}), plain);
+  EXPECT_NE(hash_of("step", {{"a", 2}, {"b", 2}}, {3, 4}), plain);
+  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 2}}, {3, 5}), plain);
+  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 2}, {"c", 3}}, {4}), plain) << "fields and list are told apart";
 }
 
 }  // namespace
