@@ -2,7 +2,7 @@
 // trace; prints what came out and how many simulated seconds a second of wall time gave.
 //
 //   sim_bench closed COST_MODEL PRESET COUNT:INPUT:OUTPUT KV_GIB CONCURRENCY...
-//   sim_bench trace COST_MODEL PRESET FILE START:END DILATE KV_GIB [EVENT_LOG]
+//   sim_bench trace COST_MODEL PRESET FILE START:END DILATE KV_GIB [REPLICAS [EVENT_LOG]]
 //
 // PRESET is paper015 or modern, with the token budget appended after a colon when it is not 2048: modern:8192.
 
@@ -116,7 +116,8 @@ void run_trace(int argc, char** argv) {
     requests.push_back({.arrival_us = request.arrival_us,
                         .prompt = prompt_tokens(trace, request, kSeed, kVocab),
                         .num_output = request.output_tokens});
-  if (argc > 8) sim.event_log = argv[8];
+  if (argc > 8) sim.replicas = std::atoi(argv[8]);
+  if (argc > 9) sim.event_log = argv[9];
   print_head();
   print_row(argv[6], take(run_sim(requests, sim)));
 }
@@ -130,5 +131,5 @@ int main(int argc, char** argv) {
   if (mode == "trace" && argc >= 8) return ekv::run_trace(argc, argv), 0;
   ekv::fail(
       "closed COST_MODEL PRESET COUNT:INPUT:OUTPUT KV_GIB CONCURRENCY... | trace COST_MODEL PRESET FILE "
-      "START:END DILATE KV_GIB [EVENT_LOG]");
+      "START:END DILATE KV_GIB [REPLICAS [EVENT_LOG]]");
 }
