@@ -88,22 +88,20 @@ __device__ void finish_item(const DecodeParams& p, const DecodeItem& item,
   }
 }
 
-// Waits for all CTAs of the launch, whose partials are then visible. They are on the device together (the
-// launch says so), and dynamic shares let them end together: one barrier costs less than a fence and an atomic
-// per item, each of which takes microseconds while the memory is saturated.
+// Waits for all CTAs of the launch, whose partials are then visible; the launch says that they are on the
+// device together. One barrier costs less than a fence and an atomic per item, each of which takes microseconds
+// while the memory is saturated.
 __device__ __forceinline__ void grid_sync(PlanCounters& counters) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    const uint32_t arrival = atomicAdd(&counters.arrived, 1),
-                   target = arrival / gridDim.x * gridDim.x + gridDim.x;
-    if (arrival + 1 == target) counters.next_dynamic = 0;  // the next layer uses the same plan
-    if (counters.merge_seqs != 0) {
-      uint32_t seen;
-      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&counters.arrived) : "memory");
-      while (int(seen - target) < 0);
-    }
-    __threadfence();
+    uint32_t arrival, seen;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(arrival)
+                 : "l"(&counters.arrived)
+                 : "memory");
+    const uint32_t target = arrival / gridDim.x * gridDim.x + gridDim.x;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&counters.arrived) : "memory");
+    while (int(seen - target) < 0);
   }
   __syncthreads();
 }
@@ -137,7 +135,7 @@ __device__ MergeSum merge_range(const DecodeParams& p, const DecodeItem& item, i
     float top = m.top;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const size_t row = size_t(partial_of_split(item, min(first + i, last - 1))) * p.a.heads + head;
+      const size_t row = size_t(item.first_index + min(first + i, last - 1)) * p.a.heads + head;
       stats[i] = __ldcg(&p.plan.partial_stats[row]);
       y[i] = __ldcg(reinterpret_cast<const float4*>(p.plan.partial_out + row * kHeadDim + dim));
       top = fmaxf(top, stats[i].x);
@@ -162,6 +160,8 @@ class SplitMerge {
     per_cta_ = kDecodeWarps / team_;
     load(blockIdx.x * per_cta_ + warp_ / team_);
   }
+
+  __device__ bool nothing() const { return rows_ == 0; }
 
   __device__ void run(MergeShared<kHeadDim>& shared) {
     const int lane = threadIdx.x % kWarpSize, member = warp_ % team_;
@@ -269,6 +269,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   init_ring(shared.ring, p.stages);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  // The kernel after may be launched now: it waits at this place until this one has ended.
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
   const bool consumer = threadIdx.x < kConsumers;
   if (consumer)
@@ -276,6 +278,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   else
     Producer<Cursor, Format>(p, shared.ring, slots, shared.queries[0], sizeof(shared.queries[0])).run();
   SplitMerge<kHeadDim> merge(p);
+  if (merge.nothing()) return;
   grid_sync(*p.plan.counters);
   if (consumer) merge.run(shared.merge);
 }
@@ -322,7 +325,9 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeCooperative;
   attributes[1].val.cooperative = 1;
-  cudaLaunchConfig_t config{dim3(w.num_ctas), dim3(kDecodeThreads), shared, stream, attributes, 2};
+  const int tasks = p.plan.num_shares * s.kv_heads;
+  cudaLaunchConfig_t config{
+      dim3(std::min(w.num_ctas, tasks)), dim3(kDecodeThreads), shared, stream, attributes, 2};
   cuda_check(cudaLaunchKernelEx(&config, kernel, p));
 }
 

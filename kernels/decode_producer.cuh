@@ -8,7 +8,8 @@ namespace ekv {
 
 constexpr int kConsumers = kDecodeWarps * kWarpSize;
 constexpr int kDecodeThreads = kConsumers + kWarpSize;
-constexpr int kMaxStages = 8 * kDecodeWarps;
+// More stages than this only make later requests wait behind earlier ones; fewer leave the memory idle.
+constexpr int kMaxStages = 4 * kDecodeWarps;
 
 struct DecodeParams {
   AttnArgs a;
@@ -116,42 +117,17 @@ class Producer {
         query_stride_(query_stride),
         lane_(threadIdx.x % kWarpSize) {}
 
-  // Dynamic tasks are asked for two ahead and read one ahead: nobody waits for an answer.
   __device__ void run() {
     const int heads = p_.a.shape.kv_heads;
-    const PlanCounters& c = *p_.plan.counters;
-    const uint32_t static_tasks = c.static_shares * heads, dynamic_tasks = c.dynamic_shares * heads;
-    uint32_t asked = dynamic_tasks ? take_dynamic() : 0;
-    for (uint32_t task = blockIdx.x; task < static_tasks; task += gridDim.x)
-      produce_share(read_share(task / heads), task % heads);
-
-    uint32_t task = dynamic_tasks ? __shfl_sync(kAllLanes, asked, 0) : 0;
-    if (task < dynamic_tasks) {
-      int32_t record = read_share(c.static_shares + task / heads);
-      asked = take_dynamic();
-      while (task < dynamic_tasks) {
-        const uint32_t next = __shfl_sync(kAllLanes, asked, 0);
-        const int32_t now = record;
-        if (next < dynamic_tasks) {
-          record = read_share(c.static_shares + next / heads);
-          asked = take_dynamic();
-        }
-        produce_share(now, task % heads);
-        task = next;
-      }
+    for (int task = blockIdx.x; task < p_.plan.num_shares * heads; task += gridDim.x) {
+      const auto* words = reinterpret_cast<const int32_t*>(&p_.plan.shares[task / heads]);
+      produce_share(words[lane_ < kShareWords ? lane_ : 0], task % heads);
     }
     produce_end();
   }
 
  private:
-  // Lane 0 gets the answer.
-  __device__ uint32_t take_dynamic() { return lane_ == 0 ? atomicAdd(&p_.plan.counters->next_dynamic, 1) : 0; }
-
-  // Lane i gets word i.
-  __device__ int32_t read_share(int index) {
-    return reinterpret_cast<const int32_t*>(&p_.plan.shares[index])[lane_ < kShareWords ? lane_ : 0];
-  }
-
+  // `record`: lane i holds word i of the share.
   __device__ void produce_share(int32_t record, int kv_head) {
     const int begin = __shfl_sync(kAllLanes, record, 0), end = __shfl_sync(kAllLanes, record, 1);
     if (begin == end) return;

@@ -61,7 +61,7 @@ __device__ __forceinline__ const uint8_t* prefill_slot(const PrefillParams& p, c
   const PairEntry entry{raw.x, raw.y};
   if (!entry.is_base()) return p.a.pool + s.slot_at(p.a.layer, block % 2 ? entry.odd : entry.even, w.kv_head);
   const size_t index = 2 * size_t(p.plan.scratch_index[at]) + block % 2;
-  return p.plan.scratch + (index * s.kv_heads + w.kv_head) * (size_t(4) * kBlockTokens * s.head_dim);
+  return p.plan.scratch + (index * s.kv_heads + w.kv_head) * s.slot_bytes();
 }
 
 }  // namespace ekv

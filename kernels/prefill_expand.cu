@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
       uint4 first, last;
       expand_chunk<Format>(raw, part, Format::key_scale(tail, token), first, last);
       uint8_t* to =
-          plan.scratch + (size_t(2 * job + token / kBlockTokens) * s.kv_heads + head) * kSlot.low_slot_bytes();
+          plan.scratch + (size_t(2 * job + token / kBlockTokens) * s.kv_heads + head) * s.slot_bytes();
       store16(to + kSlot.target_at(part, token % kBlockTokens, dim), first);
       store16(to + kSlot.target_at(part, token % kBlockTokens, dim + 8), last);
     }

@@ -107,7 +107,8 @@ PrefillPlanView prefill_plan_view(const PrefillWorkspace& w, size_t* bytes) {
         take(max_prefill_tiles(w, unit, w.max_rows, w.max_seqs) * sizeof(PrefillTile)));
   v.jobs = reinterpret_cast<ScratchJob*>(take(w.scratch_pairs * sizeof(ScratchJob)));
   v.scratch_index = reinterpret_cast<int32_t*>(take(size_t(w.max_seqs) * w.max_pairs * sizeof(int32_t)));
-  v.scratch = take(size_t(w.scratch_pairs) * 2 * w.kv_heads * 4 * kBlockTokens * w.head_dim);
+  v.scratch =
+      take(size_t(w.scratch_pairs) * 2 * w.kv_heads * KvShape{1, 1, w.kv_heads, w.head_dim}.slot_bytes());
   if (bytes) *bytes = at;
   return v;
 }

@@ -31,7 +31,7 @@ struct PrefillPlanView {
   PrefillTile* tiles[2];   // [max_tiles] by MatrixUnit
   ScratchJob* jobs;        // [scratch_pairs]
   int32_t* scratch_index;  // [max_seqs][max_pairs]: where the scratch has a BASE pair
-  uint8_t* scratch;        // [scratch_pairs][2][kv_heads] slots without tail
+  uint8_t* scratch;        // [scratch_pairs][2][kv_heads] TARGET slots
 };
 
 PrefillPlanView prefill_plan_view(const PrefillWorkspace& workspace, size_t* bytes);
