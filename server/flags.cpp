@@ -172,6 +172,7 @@ const char* version_text() { return EKV_VERSION; }
 CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
   app.set_version_flag("--version", std::string("elastickv ") + version_text());
+  app.footer("Benchmarks have flags of their own: elastickv bench --help");
   app.require_subcommand(1);
   ServeFlags flags;
   RawFlags raw;

@@ -1,0 +1,299 @@
+#include "bench/bench_offline.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+namespace ekv {
+namespace {
+
+constexpr double kLatencyPercentiles[] = {10, 25, 50, 75, 90, 99};
+
+Result<Model> load_model(const OfflineModelFlags& flags) {
+  const bool folder = std::filesystem::is_directory(flags.model);
+  Result<ModelConfig> config = folder ? load_model_config(flags.model) : builtin_model_config(flags.model);
+  if (!config) return config.error();
+  if (flags.load_format == "dummy") return Model::dummy(*std::move(config), flags.seed);
+  if (folder) return Model::load(flags.model, *std::move(config));
+  return Error{Error::invalid_argument,
+               fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
+               "load-format"};
+}
+
+Result<EngineConfig> fit_engine(EngineConfig engine, const ModelConfig& model, int longest) {
+  if (longest > model.max_position)
+    return Error{Error::invalid_argument,
+                 fmt::format("sequences of {} tokens are beyond the {} positions of the model", longest,
+                             model.max_position),
+                 "input-len"};
+  engine.max_model_len = longest;
+  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+  if (engine.kv.num_pages == 0)
+    engine.kv.num_pages = int(std::min<size_t>(engine.kv.pool_bytes / shape.page_bytes(), 1 << 24));
+  if (Status wrong = validate(engine)) return *std::move(wrong);
+  return engine;
+}
+
+void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
+  app.add_option("--model", flags.model, "Hugging Face folder, or the name of a built-in config")->required();
+  app.add_option("--load-format", flags.load_format, "auto, or dummy (random weights)")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
+  app.add_option("--device", flags.device, "cpu")->check(CLI::IsMember({"cpu"}))->capture_default_str();
+  app.add_option("--threads", flags.threads, "of the CPU backend; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app.add_option("--seed", flags.seed, "of prompts and of dummy weights")->capture_default_str();
+  app.add_option("--kv-cache-memory-bytes", flags.engine.kv.pool_bytes, "bytes of the KV pool")
+      ->capture_default_str();
+  app.add_option("--num-gpu-blocks-override", flags.engine.kv.num_pages,
+                 "exact number of KV pages of 16 tokens")
+      ->check(CLI::Range(0, 1 << 24));
+  app.add_option("--max-num-batched-tokens", flags.engine.scheduler.max_step_tokens,
+                 "tokens computed in one step")
+      ->capture_default_str();
+  app.add_option("--max-num-seqs", flags.engine.scheduler.max_step_seqs, "sequences in one step")
+      ->capture_default_str();
+}
+
+// Parses; the exit code when the program is to end now.
+std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  return std::nullopt;
+}
+
+int fail(const Error& error) {
+  log_error(error.message);
+  return 1;
+}
+
+int write_json(const std::string& path, const Json& json) {
+  if (path.empty()) return 0;
+  std::ofstream file(path);
+  file << dump_json(json, 2) << "\n";
+  file.close();
+  if (file) return 0;
+  log_error("cannot write " + path);
+  return 1;
+}
+
+void show_iteration(const char* what, int done, int total) {
+  const bool terminal = isatty(STDERR_FILENO);
+  if (terminal || done == total)
+    fmt::print(stderr, "{}{} {}/{}{}", terminal ? "\r" : "", what, done, total, done == total ? "\n" : "");
+}
+
+struct LatencyFlags {
+  OfflineModelFlags model;
+  int input_len = 32, output_len = 128, batch_size = 8, n = 1, warmups = 10, iterations = 30;
+  std::string output_json;
+};
+
+// Seconds that each counted batch took.
+Result<std::vector<double>> measure_latency(const LatencyFlags& flags, OfflineEngine& engine) {
+  std::vector<double> latencies;
+  for (int i = -flags.warmups; i < flags.iterations; ++i) {
+    std::vector<Request> requests;
+    for (Request& prompt : random_requests(flags.batch_size, flags.input_len, flags.output_len,
+                                           engine.model().vocab, flags.model.seed))
+      for (int copy = 0; copy < flags.n; ++copy) {
+        prompt.sampling.seed = uint64_t(requests.size());
+        requests.push_back(prompt);
+      }
+    const Result<OfflineEngine::Totals> totals = engine.run(std::move(requests));
+    if (!totals) return totals.error();
+    if (i >= 0) latencies.push_back(totals->elapsed_s);
+    show_iteration(i < 0 ? "warm-up" : "iteration", i < 0 ? i + flags.warmups + 1 : i + 1,
+                   i < 0 ? flags.warmups : flags.iterations);
+  }
+  return latencies;
+}
+
+struct ThroughputFlags {
+  OfflineModelFlags model;
+  DatasetOptions dataset;
+  int n = 1;
+  std::string output_json;
+};
+
+Result<Trace> throughput_lengths(const DatasetOptions& data) {
+  const TraceOptions options{.format = TraceFormat::lengths, .limit = data.num_prompts, .seed = data.seed};
+  if (data.name == "lengths") return load_trace(data.path, options);
+  return random_trace({data.num_prompts, data.input_len, data.output_len, data.range_ratio},
+                      {.seed = data.seed});
+}
+
+Json throughput_json(const OfflineEngine::Totals& totals, int64_t requests, int64_t input_tokens) {
+  const double tokens = double(input_tokens + totals.output_tokens);
+  return {{"elapsed_time", totals.elapsed_s},
+          {"num_requests", requests},
+          {"total_num_tokens", int64_t(tokens)},
+          {"requests_per_second", double(requests) / totals.elapsed_s},
+          {"tokens_per_second", tokens / totals.elapsed_s},
+          {"output_tokens_per_second", double(totals.output_tokens) / totals.elapsed_s},
+          {"preemptions", totals.preemptions}};
+}
+
+void add_throughput_flags(CLI::App& app, ThroughputFlags& flags) {
+  DatasetOptions& data = flags.dataset;
+  app.add_option("--dataset-name", data.name, "random, or lengths (CSV of input,output tokens)")
+      ->check(CLI::IsMember({"random", "lengths"}))
+      ->capture_default_str();
+  app.add_option("--dataset-path", data.path, "file of the data set")->check(CLI::ExistingFile);
+  app.add_option("--num-prompts", data.num_prompts, "requests")
+      ->check(CLI::Range(1, 10'000'000))
+      ->capture_default_str();
+  app.add_option("--input-len,--random-input-len", data.input_len, "tokens of a prompt")
+      ->check(CLI::Range(1, kMaxTraceTokens))
+      ->capture_default_str();
+  app.add_option("--output-len,--random-output-len", data.output_len, "tokens of an answer")
+      ->check(CLI::Range(1, kMaxTraceTokens))
+      ->capture_default_str();
+  app.add_option("--random-range-ratio", data.range_ratio, "lengths are even in [x (1 - r), x (1 + r)]")
+      ->check(CLI::Range(0.0, 0.999999))
+      ->capture_default_str();
+  app.add_option("--n", flags.n, "answers per prompt")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--output-json", flags.output_json, "file for the result");
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.model.engine.kv.prefix_cache,
+               "reuse the KV of equal prompt prefixes (default: on)");
+}
+
+Request fixed_request(std::vector<TokenId> prompt, int output_tokens, uint64_t seed) {
+  Request request{.prompt = std::move(prompt)};
+  request.sampling.max_tokens = output_tokens;
+  request.sampling.seed = seed;
+  return request;
+}
+
+int run_throughput(const ThroughputFlags& flags) {
+  const Result<Trace> trace = throughput_lengths(flags.dataset);
+  if (!trace) return fail(trace.error());
+  int longest = 0;
+  for (const TraceRequest& r : trace->requests) longest = std::max(longest, r.input_tokens + r.output_tokens);
+  const auto engine = OfflineEngine::make(flags.model, longest);
+  if (!engine) return fail(engine.error());
+  std::vector<Request> requests;
+  int64_t input_tokens = 0;
+  for (const TraceRequest& r : trace->requests)
+    for (int copy = 0; copy < flags.n; ++copy) {
+      requests.push_back(fixed_request(prompt_tokens(*trace, r, flags.dataset.seed, (*engine)->model().vocab),
+                                       r.output_tokens, uint64_t(requests.size())));
+      input_tokens += copy == 0 ? r.input_tokens : 0;
+    }
+  const Result<OfflineEngine::Totals> totals = (*engine)->run(std::move(requests));
+  if (!totals) return fail(totals.error());
+  const Json json = throughput_json(*totals, int64_t(trace->requests.size()), input_tokens);
+  fmt::print("Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s; {} preemptions\n",
+             json["requests_per_second"].get<double>(), json["tokens_per_second"].get<double>(),
+             json["output_tokens_per_second"].get<double>(), totals->preemptions);
+  return write_json(flags.output_json, json);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFlags& flags, int longest) {
+  Result<Model> model = load_model(flags);
+  if (!model) return model.error();
+  std::unique_ptr<OfflineEngine> made(new OfflineEngine(*std::move(model)));
+  const Result<EngineConfig> config = fit_engine(flags.engine, made->model(), longest);
+  if (!config) return config.error();
+  Result<std::unique_ptr<Backend>> backend =
+      make_cpu_backend(*made->model_, *config, {.threads = flags.threads});
+  if (!backend) return backend.error();
+  EngineListener& listener = *made;
+  made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);
+  return made;
+}
+
+Result<OfflineEngine::Totals> OfflineEngine::run(std::vector<Request> requests) {
+  totals_ = {};
+  failure_.clear();
+  const int64_t start_us = clock_.now_us();
+  for (Request& request : requests) {
+    request.arrival_us = start_us;
+    const Result<SeqId> id = engine_->submit(std::move(request));
+    if (!id) return id.error();
+  }
+  while (!engine_->idle()) engine_->step();
+  totals_.elapsed_s = double(std::max<int64_t>(1, clock_.now_us() - start_us)) / 1e6;
+  if (!failure_.empty()) return Error{Error::internal, failure_, {}};
+  return totals_;
+}
+
+void OfflineEngine::on_event(SeqEvent event) {
+  totals_.output_tokens += event.token.has_value();
+  if (event.finish == FinishReason::error) failure_ = event.error;
+}
+
+void OfflineEngine::on_step(const StepRecord& record) { totals_.preemptions += record.num_preempted; }
+
+std::vector<Request> random_requests(int batch, int input_len, int output_len, int vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Request> requests;
+  for (int i = 0; i < batch; ++i) {
+    std::vector<TokenId> prompt;
+    for (int j = 0; j < input_len; ++j) prompt.push_back(TokenId(random() % uint64_t(vocab)));
+    requests.push_back(fixed_request(std::move(prompt), output_len, uint64_t(i)));
+  }
+  return requests;
+}
+
+Json latency_json(std::span<const double> latencies_s) {
+  const Distribution spread({latencies_s.begin(), latencies_s.end()});
+  Json percentiles = Json::object();
+  for (const double percent : kLatencyPercentiles)
+    percentiles[fmt::format("{:g}", percent)] = spread.percentile(percent).value_or(0);
+  return {{"avg_latency", spread.mean().value_or(0)},
+          {"latencies", std::vector<double>(latencies_s.begin(), latencies_s.end())},
+          {"percentiles", percentiles}};
+}
+
+int bench_latency(int argc, const char* const* argv) {
+  CLI::App app{"Latency of one batch of requests, without a server.", "elastickv bench latency"};
+  LatencyFlags flags;
+  flags.model.engine.kv.prefix_cache = false;  // the same prompts come in every iteration
+  add_model_flags(app, flags.model);
+  const auto count = [&](const char* name, int& value, int least, const char* text) {
+    app.add_option(name, value, text)->check(CLI::Range(least, 1 << 24))->capture_default_str();
+  };
+  count("--input-len", flags.input_len, 1, "tokens of a prompt");
+  count("--output-len", flags.output_len, 1, "tokens of an answer");
+  count("--batch-size", flags.batch_size, 1, "prompts at once");
+  count("--n", flags.n, 1, "answers per prompt");
+  count("--num-iters-warmup", flags.warmups, 0, "batches that are not counted");
+  count("--num-iters", flags.iterations, 1, "batches that are");
+  app.add_option("--output-json", flags.output_json, "file for the result");
+  if (const auto code = parse(app, argc, argv)) return *code;
+  const auto engine = OfflineEngine::make(flags.model, flags.input_len + flags.output_len);
+  if (!engine) return fail(engine.error());
+  const Result<std::vector<double>> latencies = measure_latency(flags, **engine);
+  if (!latencies) return fail(latencies.error());
+  const Json json = latency_json(*latencies);
+  fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
+  for (const auto& [percent, value] : json["percentiles"].items())
+    fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
+  return write_json(flags.output_json, json);
+}
+
+int bench_throughput(int argc, const char* const* argv) {
+  CLI::App app{"Throughput of many requests at once, without a server.", "elastickv bench throughput"};
+  ThroughputFlags flags;
+  add_model_flags(app, flags.model);
+  add_throughput_flags(app, flags);
+  if (const auto code = parse(app, argc, argv)) return *code;
+  flags.dataset.seed = flags.model.seed;
+  if (flags.dataset.name == "lengths" && flags.dataset.path.empty())
+    return fail({Error::invalid_argument, "--dataset-name lengths needs --dataset-path FILE", "dataset-path"});
+  return run_throughput(flags);
+}
+
+}  // namespace ekv
