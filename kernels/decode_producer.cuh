@@ -176,7 +176,7 @@ class Producer {
 #if __CUDA_ARCH__ >= 900
       const uint32_t barrier = shared_address(&ring_.full[own.at]);
       mbarrier_arrive_expect(barrier, bytes);
-      bulk_copy(shared_address(slots_ + size_t(own.at) * stride_), from, bytes, barrier);
+      bulk_copy_once(shared_address(slots_ + size_t(own.at) * stride_), from, bytes, barrier);
 #endif
     }
     __syncwarp();

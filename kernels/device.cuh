@@ -147,6 +147,17 @@ __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from_g
                "l"(from_global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The same for data that is read once: it leaves the L2 before anything else does.
+__device__ __forceinline__ void bulk_copy_once(uint32_t to_shared, const void* from_global, uint32_t bytes,
+                                               uint32_t barrier) {
+  asm volatile(
+      "{\n\t.reg .b64 once;\n\t"
+      "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n\t"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "once;\n\t}" ::"r"(to_shared),
+      "l"(from_global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // Orders this thread's ordinary accesses to shared memory before later ones of the copy engine or wgmma.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

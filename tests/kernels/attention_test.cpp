@@ -107,7 +107,12 @@ TEST_P(AttentionSplits, AnyNumberOfShares) {
   check_case(
       {"splits", 128, 8, 2, {{1, 333, pair_range(2, 5)}, {1, 0}, {1, 17}, {1, 500}, {1, 128, {0, 1, 2, 3}}}},
       run);
-  check_case({"splits_mixed", 64, 8, 2, {{1, 400, {1, 3, 4, 9}}, {1, 64, {0, 1}}, {1, 65}}}, run);
+  check_case({"splits_mixed",
+              64,
+              8,
+              2,
+              {{1, 400, {1, 3, 4, 9}}, {1, 64, {0, 1}}, {1, 65}, {1, 3000, every_third(93)}}},
+             run);
 }
 INSTANTIATE_TEST_SUITE_P(Shares, AttentionSplits, testing::Values(1, 2, 3, 5, 7, 13, 31, 64, 100, 132));
 

@@ -19,7 +19,7 @@ struct SeqCase {
   std::vector<int> base_pairs = {};  // pairs that are BASE; each is complete
 };
 
-enum class Values { normal, outlier_keys, one_hot, flat, tiny, huge };
+enum class Values { normal, outlier_keys, one_hot, flat, tiny, huge, rising };
 
 struct AttnCase {
   std::string name;
@@ -35,6 +35,12 @@ inline std::vector<int> pair_range(int first, int count) {
   std::vector<int> pairs(count);
   std::iota(pairs.begin(), pairs.end(), first);
   return pairs;
+}
+
+inline std::vector<int> every_third(int pairs) {
+  std::vector<int> chosen;
+  for (int p = 1; p < pairs; p += 3) chosen.push_back(p);
+  return chosen;
 }
 
 // The boundaries that decode and prefill have. bench/kernels_bench.cpp times larger shapes of the same form.
@@ -72,6 +78,11 @@ inline std::vector<AttnCase> named_cases() {
       {"values_flat", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::flat},
       {"values_tiny", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::tiny},
       {"values_huge", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::huge},
+      {"values_one_hot_native", 128, 8, 2, {{1, 400}, {1, 700}}, Values::one_hot},
+      {"values_rising", 128, 8, 2, {{1, 400}}, Values::rising},
+      {"values_rising_base", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::rising},
+      {"prefill_rising", 128, 8, 2, {{40, 700}}, Values::rising},
+      {"base_long_mixed", 64, 4, 2, {{1, 3000, every_third(93)}}},
       {"padded_sequences", 128, 8, 2, {{1, 0}, {1, 100}, {0, 0}, {1, 50}, {1, 0}, {0, 64}}},
       {"prefill_whole", 128, 8, 2, {{48, 48}}},
       {"prefill_one_block", 128, 4, 1, {{16, 16}}},
@@ -150,6 +161,9 @@ class CaseBuilder {
   }
   double value(int part, int dim) {
     switch (case_.values) {
+      // Scores grow along the sequence far beyond what went before: every rescaling of sums matters.
+      case Values::rising:
+        return normal() * (part == kKey ? 1 + rise_ * 0.02 : 1);
       case Values::outlier_keys:
         return normal() * (part == kKey && dim % 37 == 3 ? 80 : 1);
       case Values::flat:
@@ -211,6 +225,7 @@ class CaseBuilder {
   }
 
   void write(BuiltCase& b, uint8_t* slot, int part, int token, bool base) {
+    rise_ += part == kKey;
     const KvShape& s = b.in.shape;
     const std::vector<uint16_t> bits = store(part);
     std::vector<double>& values = (part == kKey ? b.k : b.v).back();
@@ -238,6 +253,7 @@ class CaseBuilder {
   const AttnCase& case_;
   std::mt19937 rng_;
   std::vector<int> free_;
+  int rise_ = 0;  // keys written so far
 };
 
 inline BuiltCase build_case(const AttnCase& c, unsigned seed) { return CaseBuilder(c, seed).build(); }
