@@ -201,11 +201,17 @@ Json health_json(const ClientHealth& health) {
 ServeBenchOutcome summarise(const ServeBenchFlags& flags, const TokenSource& source, LoadResult loaded) {
   std::vector<RequestRecord> records;
   Json texts = Json::array();
+  int64_t num_without_usage = 0;
   for (LoadReply& reply : loaded.replies) {
+    num_without_usage += reply.record.completed() && !reply.has_usage;
     records.push_back(std::move(reply.record));
     if (flags.save_detailed) texts.push_back(std::move(reply.text));
   }
-  ServeBenchOutcome outcome{make_report(records, {.slo = flags.slo}), std::move(loaded.health), {}, {}};
+  ServeBenchOutcome outcome{.report = make_report(records, {.slo = flags.slo}),
+                            .health = std::move(loaded.health),
+                            .num_without_usage = num_without_usage,
+                            .preemptions = {},
+                            .result = {}};
   outcome.result = settings_json(flags, source, records.size());
   outcome.result.update(vllm_result_json(outcome.report, flags.percentiles));
   outcome.result["client"] = health_json(outcome.health);

@@ -41,6 +41,7 @@ struct ServeBenchFlags {
 struct ServeBenchOutcome {
   Report report;
   ClientHealth health;
+  int64_t num_without_usage = 0;       // replies whose output tokens are a count of messages
   std::optional<int64_t> preemptions;  // during the run, where the server's /metrics tells
   Json result;                         // what --save-result writes
 };

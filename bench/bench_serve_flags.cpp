@@ -212,6 +212,9 @@ int bench_serve(int argc, const char* const* argv) {
   if (!outcome->health.bottleneck.empty())
     log_warn("the client was a bottleneck, the figures are not the server's alone: " +
              outcome->health.bottleneck);
+  if (outcome->num_without_usage > 0)
+    log_warn(fmt::format("{} replies came without `usage`: their output tokens are a count of messages",
+                         outcome->num_without_usage));
   if (flags.save_result && !save(flags, outcome->result)) return 1;
   if (outcome->report.failed > 0) {
     log_error(fmt::format("{} of {} requests failed; the first: {}", outcome->report.failed,

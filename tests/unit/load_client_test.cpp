@@ -93,6 +93,20 @@ TEST(Ben1, EmptyOneTokenAndFailedRepliesDoNotSpoilTheLatencies) {
   expect_sane(outcome->result, "result");
 }
 
+TEST(Ben1, WithoutUsageMessagesAreCountedAndThatIsSaid) {
+  LoadServer server([](StreamWriter& out, int, const std::string&) {
+    out.begin();
+    out.token("a");
+    out.token("b");
+    out.stop();
+    out.end();
+  });
+  const auto outcome = run_serve_bench(serve_flags(server, 3));
+  ASSERT_TRUE(bool(outcome)) << outcome.error().message;
+  EXPECT_EQ(outcome->num_without_usage, 3);
+  EXPECT_EQ(outcome->report.output_tokens, 6);
+}
+
 TEST(Ben1, FailuresGiveANonZeroExit) {
   LoadServer server(mixed_answer);
   const std::string port = std::to_string(server.port());
