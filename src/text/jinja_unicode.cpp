@@ -34,8 +34,8 @@ bool in_ranges(const Range (&ranges)[N], char32_t c) {
 
 enum class Case { upper, lower, title };
 
-// Characters whose full mapping is longer than one character (SpecialCasing.txt) decompose or are ligatures, and
-// utf8proc has simple mappings only. They are refused instead of being mapped wrongly.
+// Characters whose full mapping is longer than one character (SpecialCasing.txt) decompose or are ligatures,
+// and utf8proc has simple mappings only. They are refused instead of being mapped wrongly.
 bool has_long_mapping(char32_t c) {
   return c == 0x130 || c == 0x149 || c == 0x1F0 || c == 0x390 || c == 0x3B0 || c == 0x587 ||
          (c >= 0x1E96 && c <= 0x1E9A) || (c >= 0x1F50 && c <= 0x1F56 && c % 2 == 0) ||
