@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What CI can say about the attention kernels without a GPU: nothing spills, and the machine code of native decode is the
-# same whether code for BASE pairs exists or not.
+# What CI can say about native decode without a GPU: its machine code is the same whether code for BASE pairs exists or
+# not. (That nothing spills is checked by the build: kernels/CMakeLists.txt.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -8,16 +8,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags=(-std=c++20 -O3 --expt-relaxed-constexpr -diag-suppress=177 -Xptxas=--warn-on-spills,--warning-as-error)
 
-cubin() {  # cubin TREE SOURCE ARCH OUTPUT; a spill, or a wgmma that the compiler serialises, fails here
+cubin() {  # cubin TREE SOURCE ARCH OUTPUT
   "$nvcc" "${flags[@]}" -gencode "arch=compute_${3},code=sm_${3}" -I"$1" -I"$1/include" -cubin -o "$4" "$1/kernels/$2"
 }
 
-for arch in 80 90a; do
-  for source in kernels/decode_*.cu kernels/prefill_*.cu; do
-    cubin . "$(basename "$source")" "$arch" "$work/with_$(basename "$source" .cu)_$arch.cubin"
-  done
-done
-echo "no spills in decode and prefill, sm_80 and sm_90a"
+cubin . decode_native.cu 90a "$work/with.cubin"
 
 # The same tree without the path to BASE slots.
 cp -r kernels include "$work/"
@@ -34,7 +29,7 @@ EOF
 sed -i 's|#include "kernels/kv_cursor.cuh"|&\n#include "kernels/formats.cuh"|' "$work/kernels/decode_producer.cuh"
 cubin "$work" decode_native.cu 90a "$work/without.cubin"
 
-python3 - "$work/with_decode_native_90a.cubin" "$work/without.cubin" <<'EOF'
+python3 - "$work/with.cubin" "$work/without.cubin" <<'EOF'
 import struct, sys
 
 def code(path):

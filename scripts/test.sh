@@ -32,7 +32,7 @@ if command -v nvcc >/dev/null; then
   cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="80-real;90a-real" > build/configure-cuda.log 2>&1 ||
     { tail -n 20 build/configure-cuda.log; fail "cmake failed"; }
   cmake --build build/cuda --target ekv_kernels
-  scripts/check_kernels.sh build/cuda
+  scripts/check_kernels.sh
 else
   step "CUDA code: no nvcc on this machine, not compiled"
 fi
