@@ -111,6 +111,28 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->capture_default_str();
 }
 
+CLI::App* add_quality(CLI::App& bench, QualityFlags& flags) {
+  CLI::App* app = bench.add_subcommand(
+      "quality", "What BASE pairs do to the predictions of a text: KL, perplexity, top-1, on the CPU backend.");
+  app->add_option("--model", flags.model, "Hugging Face folder")->required()->check(CLI::ExistingDirectory);
+  app->add_option("--text", flags.text, "file with the text")->required()->check(CLI::ExistingFile);
+  app->add_option("--max-tokens", flags.max_tokens, "tokens of the text to use")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--format", flags.formats,
+                  "fixed8, e5m2-zero, e5m2-mid; may be given several times (default: all)");
+  app->add_option("--pattern", flags.patterns,
+                  "all-base, text-base, tbt-N, random-N; may be given several times (default: all-base, tbt-5, "
+                  "tbt-10, tbt-20, "
+                  "tbt-50, random-20)");
+  app->add_option("--json", flags.json, "file for the result as JSON");
+  app->add_option("--seed", flags.seed, "of random-N")->capture_default_str();
+  app->add_option("--threads", flags.threads, "threads of the CPU backend; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  return app;
+}
+
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
   const Result<int64_t> size = parse_size(text);
   if (!size) throw CLI::ValidationError(flag, size.error().message);
@@ -181,13 +203,18 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   add_model_flags(*serve, flags, raw);
   add_engine_flags(*serve, flags, raw);
   add_http_flags(*serve, flags, raw);
+  CLI::App* bench = app.add_subcommand("bench", "Measurements.");
+  bench->require_subcommand(1);
+  QualityFlags quality_flags;
+  CLI::App* quality = add_quality(*bench, quality_flags);
   std::ostringstream out;
   try {
     app.parse(argc, argv);
+    if (quality->parsed()) return {.quality = std::move(quality_flags), .text = {}};
     finish(raw, flags);
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e, out, out);
-    return {.serve = {}, .text = out.str(), .exit_code = code};
+    return {.text = out.str(), .exit_code = code};
   }
   return {.serve = std::move(flags), .text = {}};
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/quality.h"
 #include "elastickv/config.h"
 #include "server/http.h"
 
@@ -36,9 +37,10 @@ struct ServeFlags {
   int watchdog_timeout_s = 300;
 };
 
-// What the command line asks for: serve with these flags, or print `text` and exit with `exit_code`.
+// What the command line asks for: one subcommand with its flags, or print `text` and exit with `exit_code`.
 struct CommandLine {
   std::optional<ServeFlags> serve;
+  std::optional<QualityFlags> quality;
   std::string text;
   int exit_code = 0;
 };
