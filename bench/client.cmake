@@ -6,7 +6,7 @@ target_include_directories(ekv_load PUBLIC ${PROJECT_SOURCE_DIR})
 target_link_libraries(ekv_load PUBLIC ekv_bench Threads::Threads PRIVATE PkgConfig::HTTPLIB)
 
 find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
-add_library(ekv_bench_commands STATIC bench_serve.cpp bench_serve_flags.cpp bench_offline.cpp)
+add_library(ekv_bench_commands STATIC bench_serve.cpp bench_serve_flags.cpp bench_offline.cpp quality.cpp quality_report.cpp)
 target_include_directories(ekv_bench_commands PRIVATE ${CLI11_INCLUDE})
 target_link_libraries(ekv_bench_commands PUBLIC ekv_load ekv_core ekv_text ekv_model PRIVATE ekv_cpu)
 

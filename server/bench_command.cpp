@@ -6,6 +6,7 @@
 
 #include "bench/bench_offline.h"
 #include "bench/bench_serve.h"
+#include "bench/quality.h"
 
 namespace ekv {
 namespace {
@@ -19,6 +20,7 @@ constexpr Benchmark kBenchmarks[] = {
     {"serve", "load on a running server over HTTP: TTFT, TPOT, ITL, goodput", bench_serve},
     {"latency", "one batch of requests in this process, again and again", bench_latency},
     {"throughput", "many requests at once in this process", bench_throughput},
+    {"quality", "what BASE pairs do to the predictions of a text", bench_quality},
 };
 
 }  // namespace

@@ -15,8 +15,9 @@ namespace ekv {
 class Model;
 
 struct BackendInfo {
-  std::string name;   // "cpu", "sim", "cuda"
-  int num_pages = 0;  // pages in the KV pool
+  std::string name;        // "cpu", "sim", "cuda"
+  int num_pages = 0;       // pages in the KV pool
+  int num_host_slots = 0;  // host memory for low planes, or for whole pairs, as KvConfig asked for
 };
 
 // One row of logits that the step needs.
@@ -30,8 +31,45 @@ struct SampleRow {
   int32_t num_prompt = 0;           // how many of them are prompt
 };
 
+// Changes of fidelity, done in place before the chunks of the step, demotions first. Demotion packs the TARGET
+// pages `even` and `odd` into BASE in `even`; `odd` is free for this very step's writes. The low bytes go to
+// host slot `low`, or nowhere when it is -1 (they are there already, or the policy keeps none); `ticket` is
+// reported when they arrived.
+struct DemoteJob {
+  int32_t even = -1, odd = -1, low = -1;
+  uint32_t ticket = 0;
+  bool operator==(const DemoteJob&) const = default;
+};
+// Joins BASE in `even` with the low bytes that a finished restore of host slot `low` staged: TARGET in `even`,
+// `odd`.
+struct PromoteJob {
+  int32_t even = -1, odd = -1, low = -1;
+  bool operator==(const PromoteJob&) const = default;
+};
+
+// Copies between the pool and host slots. They start after the chunks of the step that carries them, overlap
+// with later steps, and end when a StepOutput reports their ticket; until then source and target must stay as
+// they are.
+enum class TransferKind : uint8_t {
+  backup_low,   // low bytes of a TARGET pair -> host slot; the pair stays TARGET
+  restore_low,  // host slot -> staging of the device, for a PromoteJob of a later step; the pair stays readable
+                // as BASE
+  store_pair,   // both TARGET pages -> host slot
+  load_pair,    // host slot -> both pages, which nobody reads before the ticket is reported
+};
+struct TransferJob {
+  TransferKind kind{};
+  int32_t even = -1, odd = -1;  // pages
+  int32_t host = -1;            // host slot
+  uint32_t ticket = 0;
+  bool operator==(const TransferJob&) const = default;
+};
+
 // Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns.
 struct StepInput {
+  std::span<const DemoteJob> demotes;
+  std::span<const PromoteJob> promotes;
+  std::span<const TransferJob> transfers;
   std::span<const TokenId> tokens;     // [n]
   std::span<const int32_t> positions;  // [n]
   std::span<const Slot> slot_mapping;  // [n] where each token's K and V are written
@@ -47,9 +85,10 @@ struct SampledRow {
 };
 
 struct StepOutput {
-  std::vector<SampledRow> rows;         // [sample_rows]
-  std::vector<int32_t> invalid_chunks;  // chunks whose keys, values or logits were not finite: their sequences
-                                        // must fail, their rows mean nothing; ascending, each once
+  std::vector<SampledRow> rows;          // [sample_rows]
+  std::vector<uint32_t> transfers_done;  // tickets, in the order in which their copies ended
+  std::vector<int32_t> invalid_chunks;   // chunks whose keys, values or logits were not finite: their sequences
+                                         // must fail, their rows mean nothing; ascending, each once
 };
 
 // Called once a step, so virtual calls cost nothing; there is no per-operation interface, so a backend is free
@@ -62,8 +101,21 @@ class Backend {
   virtual const StepOutput& collect() = 0;  // valid until the next submit
 };
 
+// The attention loop, from the least to the most general; each covers the ones before it and gives the same
+// bits. native: no BASE pair in the batch; structured: the BASE pairs of each sequence form one run; general:
+// any order.
+enum class KvPath : uint8_t { native, structured, general };
+enum class BaseFill : uint8_t { zero, mid };                   // what `e5m2` reads for the missing low byte
+enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
+
 struct CpuOptions {
-  int threads = 0;  // 0: all cores the process may use
+  int threads = 0;                         // 0: all cores the process may use
+  BaseFill base_fill = BaseFill::mid;      // as the kernels read
+  KvPath attention_path = KvPath::native;  // the least general path to use
+  int num_host_slots = 0;                  // all of their memory is taken at the start
+  HostContent host_content = HostContent::low_planes;
+  bool read_mask = false;  // a PairEntry with kBasePair and an `odd` page is a TARGET pair that reads as BASE
+  int transfer_delay = 0;  // steps by which copies end late; tests only
 };
 // The reference: real models with the same pages and pairs as the GPU. `model` outlives the backend.
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,

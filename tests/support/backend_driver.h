@@ -66,9 +66,38 @@ class DrivenStep {
     for (size_t i = 0; i < chunks_.size(); ++i) {
       std::copy(chunks_[i]->pairs.begin(), chunks_[i]->pairs.end(), table.begin() + i * size_t(max_pairs));
     }
-    backend.submit({tokens_, positions_, slots_, q_start_, kv_len_, {table, max_pairs}, samples_});
+    backend.submit({.demotes = demotes,
+                    .promotes = promotes,
+                    .transfers = transfers,
+                    .tokens = tokens_,
+                    .positions = positions_,
+                    .slot_mapping = slots_,
+                    .q_start = q_start_,
+                    .kv_len = kv_len_,
+                    .block_table = {table, max_pairs},
+                    .sample_rows = samples_});
     return backend.collect();
   }
+
+  // Packs pair `pair` of the sequence before the chunks of this step; its odd page is free from now on.
+  void demote(DrivenSequence& s, int pair, int low = -1, uint32_t ticket = 0) {
+    PairEntry& entry = s.pairs[size_t(pair)];
+    demotes.push_back({entry.even, entry.odd, low, ticket});
+    free_pages_.push_back(entry.odd);
+    entry = {int32_t(uint32_t(entry.even) | kBasePair), -1};
+  }
+  // The reverse, with the low bytes that a restore of host slot `low` has staged.
+  void promote(DrivenSequence& s, int pair, int low) {
+    PairEntry& entry = s.pairs[size_t(pair)];
+    EKV_CHECK(!free_pages_.empty(), "the test's pool is too small");
+    entry = {entry.even_page(), free_pages_.back()};
+    free_pages_.pop_back();
+    promotes.push_back({entry.even, entry.odd, low});
+  }
+
+  std::vector<DemoteJob> demotes;
+  std::vector<PromoteJob> promotes;
+  std::vector<TransferJob> transfers;
 
   size_t num_samples() const { return samples_.size(); }
 
@@ -77,6 +106,7 @@ class DrivenStep {
     for (int block = 0; block * kBlockTokens < end; ++block) {
       if (block % 2 == 0 && size_t(block / 2) == s.pairs.size()) s.pairs.emplace_back();
       PairEntry& pair = s.pairs[block / 2];
+      if (pair.is_base()) continue;
       int32_t& page = block % 2 == 0 ? pair.even : pair.odd;
       if (page >= 0) continue;
       EKV_CHECK(!free_pages_.empty(), "the test's pool is too small");
@@ -113,7 +143,7 @@ inline std::vector<int32_t> all_pages(int count) {
 
 inline void give_back(DrivenSequence& s, std::vector<int32_t>& free_pages) {
   for (const PairEntry& pair : s.pairs) {
-    if (pair.even >= 0) free_pages.push_back(pair.even);
+    if (pair.even_page() >= 0) free_pages.push_back(pair.even_page());
     if (pair.odd >= 0) free_pages.push_back(pair.odd);
   }
   s.pairs.clear();

@@ -13,6 +13,24 @@ constexpr int kVectorsPerItem = 48;
 
 }  // namespace
 
+BaseSpan find_base(std::span<const PairEntry> pairs) {
+  BaseSpan span;
+  for (int pair = 0; pair < int(pairs.size()); ++pair) {
+    if (!pairs[size_t(pair)].is_base()) continue;
+    if (span.count++ == 0) span.first = pair;
+    span.last = pair;
+  }
+  return span;
+}
+
+KvPath choose_path(std::span<const BaseSpan> sequences, KvPath at_least) {
+  KvPath path = at_least;
+  for (const BaseSpan& span : sequences) {
+    if (span.count > 0) path = std::max(path, span.is_run() ? KvPath::structured : KvPath::general);
+  }
+  return path;
+}
+
 CpuAttention::Scratch::Scratch(int vectors, int head_dim)
     : tile(head_dim),
       q(size_t(vectors) * head_dim),
@@ -20,7 +38,8 @@ CpuAttention::Scratch::Scratch(int vectors, int head_dim)
       sum(size_t(vectors) * ceil_div(head_dim, kPanelCols) * kPanelCols),
       softmax(size_t(vectors)) {}
 
-CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads)
+CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads,
+                           KvPath at_least)
     : kernels_(kernels),
       heads_(heads),
       group_(heads / shape.kv_heads),
@@ -28,7 +47,8 @@ CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int 
       padded_dim_(ceil_div(shape.head_dim, kPanelCols) * kPanelCols),
       kv_heads_(shape.kv_heads),
       rows_per_item_(std::max(1, kVectorsPerItem / group_)),
-      scale_(1.0f / std::sqrt(float(shape.head_dim))) {
+      scale_(1.0f / std::sqrt(float(shape.head_dim))),
+      at_least_(at_least) {
   for (int i = 0; i < threads; ++i) scratch_.emplace_back(rows_per_item_ * group_, head_dim_);
 }
 
@@ -41,7 +61,10 @@ void CpuAttention::run(const CpuKvPool& pool, CpuThreads& threads, int layer, co
 
 void CpuAttention::plan(const StepInput& input) {
   items_.clear();
+  base_.clear();
   for (int chunk = 0; chunk + 1 < int(input.q_start.size()); ++chunk) {
+    const int visible = ceil_div(input.kv_len[chunk], kPairTokens);
+    base_.push_back(find_base(input.block_table.row(chunk).first(size_t(visible))));
     const int end = input.q_start[chunk + 1];
     for (int row = input.q_start[chunk]; row < end; row += rows_per_item_) {
       for (int head = 0; head < kv_heads_; ++head) {
@@ -53,6 +76,7 @@ void CpuAttention::plan(const StepInput& input) {
   std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
     return int64_t(a.rows) * input.kv_len[a.chunk] > int64_t(b.rows) * input.kv_len[b.chunk];
   });
+  path_ = choose_path(base_, at_least_);
 }
 
 void CpuAttention::attend(const CpuKvPool& pool, const Item& item, int layer, const StepInput& input,
@@ -65,14 +89,50 @@ void CpuAttention::attend(const CpuKvPool& pool, const Item& item, int layer, co
   const int first_position = input.kv_len[item.chunk] - chunk_rows + item.first_row - input.q_start[item.chunk];
   const int keys = first_position + item.rows;
   const std::span<const PairEntry> pairs = input.block_table.row(item.chunk).first(ceil_div(keys, kPairTokens));
-  for (size_t pair = 0; pair < pairs.size(); ++pair) {
-    const int first_key = int(pair) * kPairTokens;
-    // Pages lie anywhere in memory, so the processor cannot guess the next one; it costs no time to say it.
-    if (pair + 1 < pairs.size()) pool.prefetch_pair(layer, item.kv_head, pairs[pair + 1]);
-    pool.load_pair(layer, item.kv_head, pairs[pair], std::min(kPairTokens, keys - first_key), s.tile);
-    add_pair(item, first_position, first_key, s);
+  const int end = int(pairs.size());
+  const auto add = [&](int begin, int stop, const auto& load) {
+    add_pairs(pool, item, layer, pairs, begin, stop, first_position, s, load);
+  };
+  const auto target = [&](const PairEntry& pair, int tokens) {
+    pool.load_target_pair(layer, item.kv_head, pair, tokens, s.tile);
+  };
+  const auto base = [&](const PairEntry& pair, int) { pool.load_base_pair(layer, item.kv_head, pair, s.tile); };
+  const auto either = [&](const PairEntry& pair, int tokens) {
+    pool.load_pair(layer, item.kv_head, pair, tokens, s.tile);
+  };
+  switch (path_) {
+    case KvPath::native:
+      add(0, end, target);
+      break;
+    case KvPath::structured: {
+      // The last rows of a chunk see more pairs than this item does: the run is cut to what it sees.
+      const BaseSpan& run = base_[size_t(item.chunk)];
+      const int first = run.count == 0 ? end : std::min(run.first, end);
+      const int past = run.count == 0 ? end : std::min(run.last + 1, end);
+      add(0, first, target);
+      add(first, past, base);
+      add(past, end, target);
+      break;
+    }
+    case KvPath::general:
+      add(0, end, either);
+      break;
   }
   scatter(item, s, out);
+}
+
+template <class Load>
+void CpuAttention::add_pairs(const CpuKvPool& pool, const Item& item, int layer,
+                             std::span<const PairEntry> pairs, int begin, int end, int first_position,
+                             Scratch& s, const Load& load) const {
+  const int keys = first_position + item.rows;
+  for (int pair = begin; pair < end; ++pair) {
+    const int first_key = pair * kPairTokens;
+    // Pages lie anywhere in memory, so the processor cannot guess the next one; it costs no time to say it.
+    if (size_t(pair) + 1 < pairs.size()) pool.prefetch_pair(layer, item.kv_head, pairs[size_t(pair) + 1]);
+    load(pairs[size_t(pair)], std::min(kPairTokens, keys - first_key));
+    add_pair(item, first_position, first_key, s);
+  }
 }
 
 void CpuAttention::gather_queries(const Item& item, const float* q, int64_t ldq, Scratch& s) const {

@@ -4,7 +4,8 @@
 //   out[row][h] = softmax(q[row][h] . k[0..p] / sqrt(head_dim)) v[0..p]      p: position of the row
 //
 // Keys are taken pair by pair from the first on, with an online softmax in fp32, so a row's result depends on
-// its own position and keys only: not on chunk boundaries, batch or page numbers.
+// its own position and keys only: not on chunk boundaries, batch or page numbers. BASE pairs read as the values
+// that their bytes stand for; the KvPath changes the loop, never a bit of the result.
 
 #include <span>
 #include <vector>
@@ -15,12 +16,25 @@
 
 namespace ekv {
 
+// The BASE pairs of one sequence: what choosing a path needs of it.
+struct BaseSpan {
+  int first = 0, last = -1, count = 0;  // last < first: none
+  bool is_run() const { return count == last - first + 1; }
+};
+BaseSpan find_base(std::span<const PairEntry> pairs);
+
+// The least general path from `at_least` on that covers every sequence.
+KvPath choose_path(std::span<const BaseSpan> sequences, KvPath at_least);
+
 class CpuAttention {
  public:
-  CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads);
+  // `at_least`: the least general path to use.
+  CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads,
+               KvPath at_least = KvPath::native);
 
   // Divides the work of a step; before run(), once for all its layers.
   void plan(const StepInput& input);
+  KvPath path() const { return path_; }  // of the step that was planned last
 
   // q: [rows][ldq], heads * head_dim values from the front of each row, after RoPE and rotation; it is scaled
   // in place. out: [rows][heads * head_dim].
@@ -41,6 +55,9 @@ class CpuAttention {
 
   void attend(const CpuKvPool& pool, const Item& item, int layer, const StepInput& input, const float* q,
               int64_t ldq, float* out, Scratch& scratch) const;
+  template <class Load>
+  void add_pairs(const CpuKvPool& pool, const Item& item, int layer, std::span<const PairEntry> pairs,
+                 int begin, int end, int first_position, Scratch& scratch, const Load& load) const;
   void add_pair(const Item& item, int first_position, int first_key, Scratch& scratch) const;
   void gather_queries(const Item& item, const float* q, int64_t ldq, Scratch& scratch) const;
   void scatter(const Item& item, const Scratch& scratch, float* out) const;
@@ -48,6 +65,8 @@ class CpuAttention {
   const CpuKernels& kernels_;
   int heads_, group_, head_dim_, padded_dim_, kv_heads_, rows_per_item_;
   float scale_;
+  KvPath at_least_, path_ = KvPath::native;
+  std::vector<BaseSpan> base_;  // [chunks]
   std::vector<Item> items_;
   std::vector<Scratch> scratch_;  // [threads]
 };

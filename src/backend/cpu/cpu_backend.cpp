@@ -31,21 +31,30 @@ Status check_shape(const ModelConfig& m) {
 
 }  // namespace
 
-CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, int threads)
+CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, const CpuOptions& options)
     : model_(model),
       config_(model.config()),
       kernels_(best_cpu_kernels()),
-      threads_(threads),
+      threads_(options.threads),
       cpu_{kernels_, threads_},
       weights_(model, threads_),
-      pool_(shape, format, kernels_),
-      attention_(kernels_, shape, config_.heads, threads_.size()),
+      pool_(shape, format, kernels_, options.base_fill, options.read_mask),
+      transitions_(pool_, options),
+      attention_(kernels_, shape, config_.heads, threads_.size(), options.attention_path),
       rope_(rope_inverse_frequencies(config_)),
-      info_{"cpu", shape.pages} {
+      info_{"cpu", shape.pages, options.num_host_slots} {
   for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
 }
 
 void CpuBackend::submit(const StepInput& input) {
+  transitions_.change_fidelity(threads_, input);
+  output_.rows.clear();
+  output_.invalid_chunks.clear();
+  if (!input.tokens.empty()) forward(input);
+  transitions_.start_transfers(input);
+}
+
+void CpuBackend::forward(const StepInput& input) {
   const int rows = int(input.tokens.size());
   reserve(rows, int(input.sample_rows.size()));
   begin_rows(input);
@@ -142,6 +151,7 @@ void CpuBackend::sample(const StepInput& input) {
              logits_.data(), ld);
     threads_.for_each(int(some.size()), [&](int i, int thread) {
       const std::span<float> logits{logits_.data() + i * ld, size_t(config_.vocab)};
+      if (logits_reader_) logits_reader_(int(begin) + i, logits);
       std::optional<SampledRow> row = samplers_[thread].sample(some[i], logits);
       if (row) output_.rows[begin + size_t(i)] = std::move(*row);
       sample_failed_[begin + size_t(i)] = !row;
@@ -149,7 +159,10 @@ void CpuBackend::sample(const StepInput& input) {
   }
 }
 
-const StepOutput& CpuBackend::collect() { return output_; }
+const StepOutput& CpuBackend::collect() {
+  transitions_.finish_transfers(output_.transfers_done);
+  return output_;
+}
 
 // Chunks with a row that failed, or with logits that did.
 void CpuBackend::list_invalid_chunks(const StepInput& input) {
@@ -191,8 +204,10 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const Engi
                              config.kv.pool_bytes, shape.pages, shape.page_bytes()),
                  "kv.pool_bytes"};
   }
-  return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(model, shape, config.kv.base_format, options.threads));
+  if (options.num_host_slots < 0) {
+    return Error{Error::invalid_argument, "the number of host slots cannot be negative", "num_host_slots"};
+  }
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(model, shape, config.kv.base_format, options));
 }
 
 }  // namespace ekv

@@ -1,23 +1,24 @@
 #pragma once
 // cpu_backend.h -- the CPU backend's state: weights in panels, the KV pool, activations of one step.
 
+#include <functional>
 #include <vector>
 
 #include "backend/cpu/cpu_attention.h"
 #include "backend/cpu/cpu_kv.h"
 #include "backend/cpu/cpu_ops.h"
 #include "backend/cpu/cpu_sampler.h"
+#include "backend/cpu/cpu_transitions.h"
 #include "backend/cpu/cpu_weights.h"
 #include "elastickv/backend.h"
 
 namespace ekv {
 
-// submit() does the work, collect() hands it out. `model` outlives the backend, which keeps its own copy of the
-// matrices and reads embeddings from the model.
+// submit() does the work but for the copies, which collect() makes before it hands everything out. `model`
+// outlives the backend, which keeps its own copy of the matrices and reads embeddings from the model.
 class CpuBackend : public Backend {
  public:
-  // threads 0: all cores the process may use.
-  CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, int threads);
+  CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, const CpuOptions& options);
 
   const BackendInfo& info() const override { return info_; }
   void submit(const StepInput& input) override;
@@ -26,8 +27,14 @@ class CpuBackend : public Backend {
   size_t matrix_bytes() const { return weights_.matrix_bytes(); }  // read by a step of any size
   int64_t num_clamped() const { return pool_.num_clamped(); }      // KV values outside the number format so far
   int num_threads() const { return threads_.size(); }
+  KvPath attention_path() const { return attention_.path(); }  // of the last step with tokens
+
+  // Called for every sample row before it is sampled, on any thread of the backend, rows at the same time.
+  using LogitsReader = std::function<void(int sample_row, std::span<const float> logits)>;
+  void read_logits(LogitsReader reader) { logits_reader_ = std::move(reader); }
 
  private:
+  void forward(const StepInput& input);
   void attention_block(int layer, const StepInput& input);
   void prepare_qkv(int layer, const StepInput& input, int64_t ld);
   void turn_head(const std::vector<float>& norm, int row, float* x);
@@ -46,11 +53,13 @@ class CpuBackend : public Backend {
   CpuContext cpu_;
   CpuWeights weights_;
   CpuKvPool pool_;
+  CpuTransitions transitions_;
   CpuAttention attention_;
   RopeTable rope_;
   std::vector<CpuSampler> samplers_;  // [threads]
   BackendInfo info_;
   StepOutput output_;
+  LogitsReader logits_reader_;
 
   std::vector<float> hidden_, normed_;               // [rows][hidden]: residual stream, its norm
   std::vector<float> wide_;                          // [rows][qkv or gate and up]

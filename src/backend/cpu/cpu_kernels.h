@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "elastickv/kv_layout.h"
 #include "elastickv/model.h"
 
 namespace ekv {
 
 constexpr int kPanelCols = 32;  // columns of a weight panel, see TileArgs
 constexpr int kChunk = 8;       // fp16 values that lie side by side in a KV slot
+constexpr int kBaseChunk = 16;  // bytes of one BASE chunk, in the order of KvShape::in_chunk
 
 // y[r][32 p + c] = (accumulate ? y[r][32 p + c] : 0) + sum over i = 0, 1, .. k - 1, in this order, of
 // x[r][i] * w[p][i][c]. Each element is one chain of (fused) multiply-adds in float.
@@ -32,6 +34,13 @@ struct SoftmaxState {
   float max = 0, sum = 0;
 };
 
+// How a BASE byte reads. scale: fixed8, one factor per token, value = int8 * factor; null: e5m2, the byte is
+// the high one of an fp16 value and `fill` the low one.
+struct BaseReading {
+  const float* scale = nullptr;
+  uint8_t fill = 0;
+};
+
 struct CpuKernels {
   const char* name;
   int tile_rows;  // rows that a tile computes at full speed
@@ -43,6 +52,11 @@ struct CpuKernels {
   void (*load_keys)(const std::byte* slot, const uint32_t* offsets, int chunks, float* kt, int ld);
   // One row of chunks to y[chunk / 4][ld * 32][8 (chunk % 4)]: a row of value panels of `ld` rows.
   void (*load_value)(const std::byte* slot, const uint32_t* offsets, int chunks, float* y, int ld);
+  // The same from BASE chunks of 16 bytes: 8 keys, and one row of values.
+  void (*load_base_keys)(const std::byte* slot, const uint32_t* offsets, int chunks, BaseReading read,
+                         float* kt, int ld);
+  void (*load_base_value)(const std::byte* slot, const uint32_t* offsets, int chunks, BaseReading read,
+                          float* y, int ld);
 
   // Scores of one tile of keys to unnormalised probabilities; keys from `visible` on get 0. Returns the factor
   // for what was accumulated before. First tile: state.max = -inf, visible >= 1.

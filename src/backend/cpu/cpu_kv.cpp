@@ -29,13 +29,24 @@ std::unique_ptr<std::byte[], CpuKvPool::Unmap> CpuKvPool::map(size_t bytes) {
   return {static_cast<std::byte*>(data), Unmap{bytes}};
 }
 
-CpuKvPool::CpuKvPool(const KvShape& shape, BaseFormat format, const CpuKernels& kernels)
-    : shape_(shape), format_(format), kernels_(kernels), data_(map(shape.page_bytes() * shape.pages)) {
+CpuKvPool::CpuKvPool(const KvShape& shape, BaseFormat format, const CpuKernels& kernels, BaseFill fill,
+                     bool read_mask)
+    : shape_(shape),
+      format_(format),
+      kernels_(kernels),
+      fill_(fill == BaseFill::mid ? e5m2::kFill : 0),
+      read_mask_(read_mask),
+      data_(map(shape.page_bytes() * shape.pages)) {
   EKV_CHECK(shape.head_dim % kChunk == 0 && shape.head_dim <= kMaxHeadDim, "head_dim without a KV layout");
   for (int part : {kKey, kValue}) {
     for (int token = 0; token < kBlockTokens; ++token) {
       for (int dim = 0; dim < shape.head_dim; dim += kChunk) {
         offsets_[part].push_back(uint32_t(shape.target_at(part, token, dim)));
+      }
+    }
+    for (int token = 0; token < kPairTokens; ++token) {
+      for (int dim = 0; dim < shape.head_dim; dim += kBaseChunk) {
+        base_offsets_[part].push_back(uint32_t(shape.base_at(part, token, dim)));
       }
     }
   }
@@ -87,11 +98,44 @@ void CpuKvPool::load_target(const std::byte* slot, int first, int tokens, PairTi
   }
 }
 
-void CpuKvPool::load_pair(int layer, int head, const PairEntry& pair, int tokens, PairTile& tile) const {
-  EKV_CHECK(!pair.is_base(), "a BASE pair reached a backend that was not told to demote");
-  load_target(slot(layer, pair.even, head), 0, std::min(tokens, kBlockTokens), tile);
+void CpuKvPool::load_both_targets(int layer, int head, const PairEntry& pair, int tokens,
+                                  PairTile& tile) const {
+  load_target(slot(layer, pair.even_page(), head), 0, std::min(tokens, kBlockTokens), tile);
   if (tokens > kBlockTokens)
     load_target(slot(layer, pair.odd, head), kBlockTokens, tokens - kBlockTokens, tile);
+}
+
+void CpuKvPool::load_base(const std::byte* slot, PairTile& tile) const {
+  constexpr int kKeysAtOnce = 8;
+  const int chunks = shape_.head_dim / kBaseChunk;
+  std::array<float, 2 * kPairTokens> scales;  // [part][token]: value of one step of the base byte
+  if (format_ == BaseFormat::fixed8) {
+    for (int i = 0; i < 2 * kPairTokens; ++i) {
+      const auto k = int8_t(slot[shape_.exponent_at(kKey, 0) + size_t(i)]);
+      scales[size_t(i)] = fixed8::power_of_two(k - 7);
+    }
+  }
+  const float* scale = format_ == BaseFormat::fixed8 ? scales.data() : nullptr;
+  for (int token = 0; token < kPairTokens; token += kKeysAtOnce) {
+    kernels_.load_base_keys(slot, base_offsets_[kKey].data() + token * chunks, chunks,
+                            {scale ? scale + token : nullptr, fill_}, tile.keys.data() + token, kPairTokens);
+  }
+  for (int token = 0; token < kPairTokens; ++token) {
+    kernels_.load_base_value(slot, base_offsets_[kValue].data() + token * chunks, chunks,
+                             {scale ? scale + kPairTokens + token : nullptr, fill_},
+                             tile.values.data() + size_t(token) * kPanelCols, kPairTokens);
+  }
+}
+
+void CpuKvPool::load_base_pair(int layer, int head, const PairEntry& pair, PairTile& tile) const {
+  if (pair.odd < 0) return load_base(slot(layer, pair.even_page(), head), tile);
+  EKV_CHECK(read_mask_, "a BASE pair has one page");
+  load_both_targets(layer, head, pair, kPairTokens, tile);
+  mask_tile(tile);
+}
+
+void CpuKvPool::load_target_pair(int layer, int head, const PairEntry& pair, int tokens, PairTile& tile) const {
+  load_both_targets(layer, head, pair, tokens, tile);
   if (tokens == kPairTokens) return;
   for (int panel = 0; panel < ceil_div(shape_.head_dim, kPanelCols); ++panel) {
     float* rows = tile.values.data() + size_t(panel) * kPairTokens * kPanelCols;
