@@ -55,7 +55,7 @@ class Steps {
     plan_step(config_, running_, waiting_, kv_.budget(), plan_);
     kv_.commit(plan_, sequences_);
     for (SeqId id : plan_.admitted) sequences_.admit(id);
-    pack_step(plan_, sequences_, packed_);
+    pack_step(plan_, kv_.pairs(), AttentionPath::automatic, sequences_, packed_);
   }
 
   void publish() {

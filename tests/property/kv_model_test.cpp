@@ -1,4 +1,4 @@
-// The page pool against a multiset of references, and the KV manager with its prefix cache against a naive
+// The pair table against a multiset of references, and the KV manager with its prefix cache against a naive
 // model made of ordered maps, under random operations. Failures name the seed that reproduces them.
 
 #include <gtest/gtest.h>
@@ -14,38 +14,39 @@
 namespace ekv {
 namespace {
 
-TEST(PagePool, BehavesLikeAMultisetOfReferences) {
+TEST(PairTable, BehavesLikeAMultisetOfReferences) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
     const int num_pages = 1 + int(rng() % 12);
-    PagePool pool(num_pages);
-    std::multiset<PageId> model;  // the specification: one entry per live reference
+    PairTable table(num_pages, 0);
+    std::multiset<PairId> model;  // the specification: one entry per live reference
     for (int step = 0; step < 1000; ++step) {
       const unsigned op = rng() % 4;
       const auto any = [&] { return *std::next(model.begin(), long(rng() % model.size())); };
       if (op == 0 && !model.empty()) {
-        const PageId page = any();
-        pool.retain(page);
-        model.insert(page);
+        const PairId pair = any();
+        table.retain(pair);
+        model.insert(pair);
       } else if (op == 1) {
-        const std::set<PageId> live(model.begin(), model.end());
-        const std::optional<PageId> page = pool.acquire();
+        const std::set<PairId> live(model.begin(), model.end());
+        const std::optional<PageId> page = table.acquire_page();
         ASSERT_EQ(page.has_value(), int(live.size()) < num_pages);
         if (page) {
-          ASSERT_FALSE(live.contains(*page));
-          model.insert(*page);
+          const PairId pair = table.create(*page);
+          ASSERT_FALSE(live.contains(pair));
+          model.insert(pair);
         }
       } else if (!model.empty()) {
-        const PageId page = any();
-        pool.release(page);
-        model.erase(model.find(page));
+        const PairId pair = any();
+        table.release(pair);
+        model.erase(model.find(pair));
       }
-      const std::set<PageId> live(model.begin(), model.end());
-      ASSERT_EQ(pool.num_free(), num_pages - int(live.size()));
-      for (int page = 0; page < num_pages; ++page)
-        ASSERT_EQ(pool.references(PageId{page}), int(model.count(PageId{page})));
-      pool.check_integrity();
+      const std::set<PairId> live(model.begin(), model.end());
+      ASSERT_EQ(table.num_free_pages(), num_pages - int(live.size()));
+      ASSERT_EQ(table.num_pairs(), int(live.size()));
+      for (PairId pair : live) ASSERT_EQ(table[pair].refs, int(model.count(pair)));
+      table.check_integrity();
     }
   }
 }
@@ -256,7 +257,7 @@ class Twin {
     const auto& gone = serving_.plan.preempted;
     if (std::find(gone.begin(), gone.end(), s.id) != gone.end() || below(4) == 0) return;
     const int n = 1 + below(std::min(s.num_tokens() - s.num_computed, 100));
-    const int pages = ceil_div(s.num_computed + n, kBlockTokens) - s.blocks.num_blocks();
+    const int pages = ceil_div(s.num_computed + n, kBlockTokens) - s.blocks.num_blocks;
     if (pages > budget) return;
     budget -= std::max(pages, 0);
     serving_.plan.chunks.push_back({s.id, s.num_computed, n, s.num_computed + n == s.num_tokens()});

@@ -112,13 +112,13 @@ struct FakeServing {
     kv.commit(plan, sequences);
     for (SeqId id : plan.preempted) sequences.preempt(id);
     for (SeqId id : plan.admitted) sequences.admit(id);
-    pack_step(plan, sequences, packed);
+    pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
   }
 
   // Runs the committed plan; returns what ended, each with all its tokens.
   std::vector<std::pair<SeqId, std::vector<TokenId>>> execute() {
     std::vector<std::pair<SeqId, std::vector<TokenId>>> ended;
-    const std::vector<uint64_t> states = device.run(packed.view(), plan, sequences);
+    const std::vector<uint64_t> states = device.run(packed.view(kv.jobs()), plan, sequences);
     for (size_t i = 0; i < plan.chunks.size(); ++i) {
       Sequence& sequence = sequences[plan.chunks[i].seq];
       sequence.num_computed += plan.chunks[i].num_tokens;
