@@ -71,6 +71,9 @@ class PairTable {
   TransferJob restore(PairId pair, PageId odd);  // BASE with its low bytes on the host; `odd` was acquired
   PromoteJob promote(PairId pair,
                      bool keep_slot);  // restored -> TARGET; frees the pages when nobody refers to it
+  // Slots of promoted pairs come free: called when the demotions of the same step have theirs, because the
+  // device runs those first.
+  void free_promoted_slots();
   struct Done {
     PairId pair = kNoPair;  // none: it has gone meanwhile
     TransferKind kind{};    // what the transfer was; restore_low: the pair waits for promote()
@@ -111,6 +114,7 @@ class PairTable {
   std::vector<PairId> free_pairs_;
   std::vector<Transfer> transfers_;  // [ticket - 1]
   std::vector<uint32_t> free_tickets_;
+  std::vector<HostSlot> promoted_slots_;
   int num_pairs_ = 0, num_base_ = 0, num_locked_ = 0, num_restoring_ = 0, num_transfers_ = 0;
   int num_locked_slots_ = 0;
   uint32_t version_ = 0;

@@ -111,6 +111,7 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
 
 // What goes on beside the step.
 void KvManager::transition(const StepPlan& plan) {
+  pairs_.free_promoted_slots();
   for (PairId pair : plan.restores) {
     const PageId odd = take_page();
     jobs_.transfers.push_back(pairs_.restore(pair, odd));
@@ -178,6 +179,9 @@ bool KvManager::may_shrink(const CachedPair& entry) const {
   const bool elastic = fidelity_.policy == KvPolicy::elastic,
              through = fidelity_.backing == BackingMode::writethrough;
   if (!elastic && fidelity_.policy != KvPolicy::static8) return false;
+  // The device demotes before it promotes: what this step promotes is not TARGET yet.
+  const int even = pairs_.entry(entry.pair).even;
+  if (std::ranges::find(jobs_.promotes, even, &PromoteJob::even) != jobs_.promotes.end()) return false;
   const CachedPair* ancestor = &entry;
   for (int i = 0; i < fidelity_.sink_pairs; ++i)
     if (!(ancestor = ancestor->parent)) return false;

@@ -173,14 +173,19 @@ PromoteJob PairTable::promote(PairId pair, bool keep_slot) {
   if (p.refs > 0) {
     lock(-1);
     --num_base_;
-    if (!keep_slot) free_slot(pair);
+    if (!keep_slot) promoted_slots_.push_back(std::exchange(p.slot, kNoSlot));
   } else {
     lock(-num_pages_of(pair));
     --num_locked_slots_;
-    free_slot(pair);
+    promoted_slots_.push_back(std::exchange(p.slot, kNoSlot));
     forget(pair);
   }
   return job;
+}
+
+void PairTable::free_promoted_slots() {
+  for (HostSlot slot : promoted_slots_) slots_.release(slot);
+  promoted_slots_.clear();
 }
 
 PairTable::Done PairTable::transfer_done(uint32_t ticket) {
@@ -254,6 +259,7 @@ void PairTable::check_integrity() const {
     if (transfer.open && transfer.pair == kNoPair) hold(transfer.slot), ++locked_slots;
   }
   EKV_CHECK(in_use + num_free_pages() == num_pages(), "free + held + promoting = all pages");
+  EKV_CHECK(promoted_slots_.empty(), "a step ends with the slots of its promotions free");
   for (size_t slot = 0; slot < held.size(); ++slot)
     EKV_CHECK(held[slot] == slots_.in_use(HostSlot(slot)),
               "a host slot in use belongs to a pair or a transfer");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <unordered_set>
 
 namespace ekv {
 
@@ -104,13 +103,15 @@ void StepPlanner::count_candidates() {
 // A sequence with a cap may not find more BASE pairs than it was admitted with: of the pairs it is about to
 // share none may be demoted in the same step. Then nobody is admitted in this step.
 bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequences,
-                               const StepPlan& plan) const {
+                               const StepPlan& plan) {
   if (plan.demotes.empty() || plan.admitted.empty()) return false;
-  const std::unordered_set<PairId> demoted(plan.demotes.begin(), plan.demotes.end());
+  sorted_.assign(plan.demotes.begin(), plan.demotes.end());
+  std::ranges::sort(sorted_);
   bool broken = false;
   for (const Sequence* s : sequences.waiting().first(plan.admitted.size()))
     if (s->base_cap() < 1)
-      kv.for_each_hit(*s, [&](const CachedPair& entry) { broken |= demoted.contains(entry.pair); });
+      kv.for_each_hit(
+          *s, [&](const CachedPair& entry) { broken |= std::ranges::binary_search(sorted_, entry.pair); });
   return broken;
 }
 
@@ -122,7 +123,9 @@ void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepP
     wanted = std::numeric_limits<int>::max();
   else if (f.demotion == DemotionMode::watermark)
     wanted = std::max(wanted, int(f.free_watermark * budget.total_pages) - (budget.free_pages - demand.pages));
-  wanted = std::min(wanted, budget.max_demotions);
+  int most = budget.max_demotions;
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_slots;
+  wanted = std::min(wanted, most);
   const auto sources = demotable_.sources();
   // The victims stand at the end of the running sequences, and so do their sources.
   size_t num_kept = sources.size();

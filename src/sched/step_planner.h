@@ -35,7 +35,7 @@ class StepPlanner {
   bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
   int most_demotions(const KvManager& kv) const;
   void count_candidates();
-  bool breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan) const;
+  bool breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan);
   void demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan);
   int promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget,
                  const StepPlan& plan) const;
@@ -47,6 +47,7 @@ class StepPlanner {
   DemotableScan demotable_;
   RestorableScan restorable_;
   FidelityShares shares_;
+  std::vector<PairId> sorted_;  // scratch
   int shortage_ = 0, reserve_ = 0;
 };
 

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <cstdio>
 #include <map>
 #include <random>
 
@@ -14,6 +16,10 @@ namespace ekv {
 namespace {
 
 constexpr int kMaxLen = 448;
+
+// An invariant of the engine that breaks ends the process, and the trace with it.
+volatile unsigned current_seed = 0;
+void print_seed(int) { std::fprintf(stderr, "in seed %u\n", current_seed); }
 
 struct Listener : EngineListener {
   void on_event(SeqEvent event) override {
@@ -188,8 +194,10 @@ class RandomServing {
 
 TEST(Elastic, EverythingHoldsUnderAnyMixOfPolicies) {
   Totals totals;
+  std::signal(SIGABRT, print_seed);
   for (unsigned seed = 1; seed <= 1500; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
+    current_seed = seed;
     RandomServing run(seed);
     const EngineConfig config = run.draw_config();
     const int slots = run.below(5) == 0 ? run.below(8) : 200;

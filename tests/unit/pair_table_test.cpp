@@ -54,6 +54,8 @@ TEST(PairTable, PromotionTakesOnePageWhichIsLockedUntilThen) {
   EXPECT_FALSE(f.table.is_base(pair));
   EXPECT_EQ(f.table.entry(pair).odd, int(odd));
   EXPECT_EQ(f.table.num_locked_pages(), 0);
+  EXPECT_EQ(f.table.num_free_slots(), 1) << "a demotion of the same step must not get it";
+  f.table.free_promoted_slots();
   EXPECT_EQ(f.table.num_free_slots(), 2);
   EXPECT_EQ(f.table.num_free_pages(), 6);
 }
@@ -114,6 +116,7 @@ TEST(PairTable, ReleasedWhileRestoringItIsPromotedAndThenFreed) {
   EXPECT_EQ(f.table.transfer_done(job.ticket).pair, pair);
   f.table.check_integrity();
   f.table.promote(pair, true);
+  f.table.free_promoted_slots();
   EXPECT_EQ(f.table.num_free_pages(), 8);
   EXPECT_EQ(f.table.num_free_slots(), 2);
   EXPECT_EQ(f.table.num_transfers(), 0);
