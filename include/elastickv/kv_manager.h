@@ -34,6 +34,9 @@ class KvManager {
   // so view only those that may be admitted; a running one costs O(log pairs) while all pairs are TARGET and no
   // transfer is under way, else O(pairs).
   SeqView view(const Sequence& sequence) const;
+  // The same in O(1) for a running one, without num_freeable and num_base, which a plan that finds enough pages
+  // never asks for.
+  SeqView view_briefly(const Sequence& sequence) const;
 
   // In this order: promoted pairs become TARGET; preempted sequences give up their pages; admitted ones take
   // their cached prefix, all of them before any page is allocated, because allocation may evict; demoted pairs
@@ -71,6 +74,8 @@ class KvManager {
   int num_free_pages() const { return pairs_.num_free_pages(); }
   int num_cached_pages() const { return cache_.num_idle_pages(); }                          // cached and unused
   int num_free_slots() const { return pairs_.num_free_slots() + cache_.num_idle_slots(); }  // or evictable
+
+  int num_live_base() const { return pairs_.num_base() - cache_.num_idle_base(); }  // used by some sequence
 
   // Calls visit(pair) for each pair of lookup(), in order.
   template <class Visit>

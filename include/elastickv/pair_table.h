@@ -59,11 +59,17 @@ class PairTable {
   void set_tainted(PairId pair) { pairs_[size_t(pair)].tainted = true; }
   void set_cached(PairId pair, CachedPair* entry) { pairs_[size_t(pair)].cached = entry; }
   // Pages that come free now when the last reference goes: none while the device still reads them.
-  int num_releasable_pages(PairId pair) const;
+  int num_releasable_pages(PairId pair) const {
+    return holds_pages((*this)[pair].transition) ? 0 : num_pages_of(pair);
+  }
   bool has_releasable_slot(PairId pair) const;  // likewise its host slot
 
   // Transitions. Each returns what the device must do. `pair` is idle (no transition) unless said otherwise.
-  bool may_demote(PairId pair, bool needs_backing) const;  // TARGET, idle, whole; with `needs_backing` backed
+  bool may_demote(PairId pair, bool needs_backing) const {
+    const Pair& p = (*this)[pair];
+    return p.fidelity == Fidelity::target && p.transition == Transition::none && entry(pair).odd != -1 &&
+           (!needs_backing || p.slot != kNoSlot);
+  }  // TARGET, idle, whole; with `needs_backing` backed
   // Frees the odd page at once. With `keep_low` and no backing yet the low bytes go to a host slot, of which
   // there must be a free one.
   DemoteJob demote(PairId pair, bool keep_low);
@@ -105,7 +111,11 @@ class PairTable {
   void forget(PairId pair);
   void lock(int num_pages) { num_locked_ += num_pages; }
   Pair& at(PairId pair) { return pairs_[size_t(pair)]; }
-  int num_pages_of(PairId pair) const;
+  int num_pages_of(PairId pair) const {
+    return 1 + (entry(pair).odd != -1) + ((*this)[pair].reserved_odd != kNoPage);
+  }
+  // While the device still reads or fills what a pair owns, its pages stay where they are.
+  static bool holds_pages(Transition t) { return t != Transition::none && t != Transition::draining; }
 
   PagePool pages_;
   FreeList<HostSlot> slots_;

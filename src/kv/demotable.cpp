@@ -80,7 +80,7 @@ void DemotableScan::list_shared(const KvManager& kv, const Sequence& s) {
 
 void DemotableScan::open_source(const KvManager& kv, const Sequence& s, int num_sharers) {
   const PairTable& pairs = kv.pairs();
-  const int base = pairs.num_base() == 0
+  const int base = kv.num_live_base() == 0
                        ? 0
                        : int(std::ranges::count_if(s.blocks.pairs, [&](PairId p) { return pairs.is_base(p); }));
   sources_.push_back({.seq = s.id,

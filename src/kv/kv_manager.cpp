@@ -52,7 +52,7 @@ int KvManager::num_shared(const BlockTable& blocks) const {
 // are promoted before anybody gives up anything.
 int KvManager::freeable_pages(const BlockTable& blocks) const {
   const int shared = num_shared(blocks);
-  if (pairs_.num_base() == 0 && pairs_.num_transfers() == 0) return blocks.num_blocks - 2 * shared;
+  if (num_live_base() == 0 && pairs_.num_transfers() == 0) return blocks.num_blocks - 2 * shared;
   int pages = 0;
   for (PairId pair : std::span(blocks.pairs).subspan(size_t(shared)))
     pages += pairs_[pair].transition == Transition::restored ? 2 : pairs_.num_releasable_pages(pair);
@@ -60,24 +60,28 @@ int KvManager::freeable_pages(const BlockTable& blocks) const {
 }
 
 int KvManager::num_base(const BlockTable& blocks) const {
-  if (pairs_.num_base() == 0) return 0;
+  if (num_live_base() == 0) return 0;
   return int(std::ranges::count_if(blocks.pairs, [this](PairId pair) { return pairs_.is_base(pair); }));
 }
 
 SeqView KvManager::view(const Sequence& sequence) const {
+  SeqView view = view_briefly(sequence);
+  if (sequence.state != SeqState::running) return view;
+  view.num_freeable = freeable_pages(sequence.blocks);
+  view.num_base = num_base(sequence.blocks);
+  return view;
+}
+
+SeqView KvManager::view_briefly(const Sequence& sequence) const {
   SeqView view{.id = sequence.id,
                .num_tokens = sequence.num_tokens(),
                .num_computed = sequence.num_computed,
                .num_blocks = sequence.blocks.num_blocks};
-  if (sequence.state == SeqState::running) {
-    view.num_freeable = freeable_pages(sequence.blocks);
-    view.num_base = num_base(sequence.blocks);
-  } else {
-    const PrefixHit hit = lookup(sequence);
-    view.num_cached = hit.num_tokens;
-    view.num_cached_free = hit.num_free_pages;
-    view.num_cached_slots = hit.num_free_slots;
-  }
+  if (sequence.state == SeqState::running) return view;
+  const PrefixHit hit = lookup(sequence);
+  view.num_cached = hit.num_tokens;
+  view.num_cached_free = hit.num_free_pages;
+  view.num_cached_slots = hit.num_free_slots;
   return view;
 }
 

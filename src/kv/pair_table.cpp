@@ -1,15 +1,6 @@
 #include "elastickv/pair_table.h"
 
 namespace ekv {
-namespace {
-
-// While the device still reads or fills what a pair owns, its pages stay where they are.
-bool holds_pages(Transition t) {
-  return t == Transition::backing_up || t == Transition::restoring || t == Transition::restored;
-}
-
-}  // namespace
-
 PairTable::PairTable(int num_pages, int num_host_slots) : pages_(num_pages), slots_(num_host_slots) {
   EKV_CHECK(num_pages > 0, "a pool has at least one page");
   pairs_.reserve(size_t(num_pages)), entries_.reserve(size_t(num_pages));
@@ -64,14 +55,6 @@ void PairTable::release(PairId pair) {
   forget(pair);
 }
 
-int PairTable::num_pages_of(PairId pair) const {
-  return 1 + (entry(pair).odd != -1) + ((*this)[pair].reserved_odd != kNoPage);
-}
-
-int PairTable::num_releasable_pages(PairId pair) const {
-  return holds_pages((*this)[pair].transition) ? 0 : num_pages_of(pair);
-}
-
 bool PairTable::has_releasable_slot(PairId pair) const {
   return (*this)[pair].slot != kNoSlot && (*this)[pair].transition == Transition::none;
 }
@@ -93,12 +76,6 @@ void PairTable::free_slot(PairId pair) {
   if (at(pair).slot == kNoSlot) return;
   slots_.release(at(pair).slot);
   at(pair).slot = kNoSlot;
-}
-
-bool PairTable::may_demote(PairId pair, bool needs_backing) const {
-  const Pair& p = (*this)[pair];
-  return p.fidelity == Fidelity::target && p.transition == Transition::none && entry(pair).odd != -1 &&
-         (!needs_backing || p.slot != kNoSlot);
 }
 
 uint32_t PairTable::open_transfer(PairId pair, TransferKind kind) {

@@ -88,6 +88,9 @@ void PrefixCache::refresh(CachedPair& entry) {
   const bool slot = entry.users == 0 && pairs_.has_releasable_slot(entry.pair);
   num_idle_slots_ += slot - entry.idle_slot;
   entry.idle_slot = slot;
+  const bool base = entry.users == 0 && pairs_.is_base(entry.pair);
+  num_idle_base_ += base - entry.idle_base;
+  entry.idle_base = base;
 }
 
 bool PrefixCache::evict_one() {
@@ -99,6 +102,7 @@ bool PrefixCache::evict_one() {
   num_idle_pages_ -= entry.idle_pages;
   num_idle_whole_ -= entry.idle_pages == 2;
   num_idle_slots_ -= entry.idle_slot;
+  num_idle_base_ -= entry.idle_base;
   pairs_.set_cached(entry.pair, nullptr);
   pairs_.release(entry.pair);
   if (entry.parent) --entry.parent->children;
@@ -146,6 +150,8 @@ void PrefixCache::check_entry(const CachedPair& entry) const {
   EKV_CHECK(pair.refs == 1 + entry.users, "the pair of an entry is held by it and by its users");
   EKV_CHECK(entry.idle_pages == (entry.users ? 0 : pairs_.num_releasable_pages(entry.pair)),
             "an idle entry counts what its eviction frees");
+  EKV_CHECK(entry.idle_base == (entry.users == 0 && pairs_.is_base(entry.pair)),
+            "an idle entry knows its fidelity");
   EKV_CHECK(entry.idle_slot == (entry.users == 0 && pairs_.has_releasable_slot(entry.pair)),
             "an idle entry counts the slot that its eviction frees");
 }

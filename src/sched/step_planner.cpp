@@ -13,11 +13,13 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   view(kv, sequences);
   KvBudget budget = kv.budget();
   PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
-  const bool search = may_demote() && wants_candidates(demand, budget);
-  if (search) {
-    demotable_.scan(kv, sequences.running());
-    count_candidates();
-    budget.max_demotions = most_demotions(kv);
+  if (wants_candidates(demand, budget)) {
+    view_pages(kv, sequences);
+    if (may_demote()) {
+      demotable_.scan(kv, sequences.running());
+      count_candidates();
+      budget.max_demotions = most_demotions(kv);
+    }
     demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
     demote(demand, budget, plan);
     if (breaks_a_cap(kv, sequences, plan)) {
@@ -38,7 +40,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   const bool guaranteed = config_.scheduler.admission == AdmissionMode::guaranteed;
   running_.clear();
   for (const Sequence* s : sequences.running()) {
-    running_.push_back(kv.view(*s));
+    running_.push_back(kv.view_briefly(*s));
     if (guaranteed) set_peaks(running_.back(), *s);
   }
   waiting_.clear();
@@ -47,10 +49,18 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   int64_t tokens = 0;  // that admitting those viewed so far would take from this step
   for (const Sequence* s : sequences.waiting()) {
     if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
-    waiting_.push_back(kv.view(*s));
+    waiting_.push_back(kv.view_briefly(*s));
     if (guaranteed) set_peaks(waiting_.back(), *s);
     const int uncached = s->num_tokens() - waiting_.back().num_cached;
     tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
+  }
+}
+
+// What preemption gives back, once the plan is known to look for it.
+void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const SeqView view = kv.view(*sequences.running()[i]);
+    running_[i].num_freeable = view.num_freeable, running_[i].num_base = view.num_base;
   }
 }
 
@@ -75,6 +85,7 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s) const {
 
 bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {
   const FidelityConfig& f = config_.fidelity;
+  if (!may_demote()) return demand.page_bound;
   if (f.policy == KvPolicy::static8 || f.demotion == DemotionMode::eager) return true;
   if (f.demotion == DemotionMode::watermark &&
       budget.free_pages - demand.pages < int(f.free_watermark * budget.total_pages))
@@ -102,8 +113,7 @@ void StepPlanner::count_candidates() {
 
 // A sequence with a cap may not find more BASE pairs than it was admitted with: of the pairs it is about to
 // share none may be demoted in the same step. Then nobody is admitted in this step.
-bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequences,
-                               const StepPlan& plan) {
+bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan) {
   if (plan.demotes.empty() || plan.admitted.empty()) return false;
   sorted_.assign(plan.demotes.begin(), plan.demotes.end());
   std::ranges::sort(sorted_);
@@ -116,6 +126,7 @@ bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequenc
 }
 
 void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan) {
+  if (!may_demote()) return;
   const FidelityConfig& f = config_.fidelity;
   const int shortage = std::max(0, demand.pages - budget.free_pages);
   int wanted = shortage > 0 ? std::max(shortage, f.min_demote_pairs) : 0;
@@ -149,7 +160,7 @@ int StepPlanner::promotable(const KvManager& kv, const PageDemand& demand, const
   if (f.policy != KvPolicy::elastic || f.promotion == PromotionMode::none || f.demotion == DemotionMode::eager)
     return 0;
   const bool anybody_waits = plan.admitted.size() < waiting_.size() || !plan.preempted.empty();
-  if (kv.pairs().num_base() == 0 || anybody_waits || demand.page_bound) return 0;
+  if (kv.num_live_base() == 0 || anybody_waits || demand.page_bound) return 0;
   int pages = budget.free_pages - demand.pages + int(plan.demotes.size());
   const int num_running = int(running_.size() + plan.admitted.size());
   if (f.promotion == PromotionMode::reserve) pages -= reserve_ + f.headroom_pages * num_running;
