@@ -32,11 +32,16 @@ struct Listener : EngineListener {
   void on_step(const StepRecord& r) override {
     step_pairs_seen += r.pairs_seen, step_base_pairs_seen += r.base_pairs_seen;
     demoted += r.demoted_pairs, promoted += r.promoted_pairs;
+    log.push_back({r.num_prefill_tokens, r.num_decode_tokens, r.num_running, r.num_waiting, r.num_admitted,
+                   r.num_preempted, r.free_pages, r.cached_pages, r.locked_pages, r.resident_base_pairs,
+                   r.host_slots_used, r.demoted_pairs, r.promoted_pairs, r.restores_begun, r.shortage,
+                   r.reserve});
     record = r;
   }
   std::map<SeqId, std::vector<TokenId>> tokens;
   std::map<SeqId, SeqEvent> last;
   StepRecord record;
+  std::vector<std::vector<int>> log;  // of every step all that is not time
   int64_t pairs_seen = 0, base_pairs_seen = 0, step_pairs_seen = 0, step_base_pairs_seen = 0;
   int64_t demoted = 0, promoted = 0, preemptions = 0;
 };
@@ -217,6 +222,96 @@ TEST(Elastic, EverythingHoldsUnderAnyMixOfPolicies) {
   EXPECT_GT(totals.cached, 10000);
   std::printf("demoted %ld promoted %ld preempted %ld exposed %ld capped %ld\n", long(totals.demoted),
               long(totals.promoted), long(totals.preemptions), long(totals.exposed), long(totals.capped));
+}
+
+// However long the outputs are and however small the pool is.
+TEST(Elastic, GuaranteedAdmissionNeverPreempts) {
+  Totals totals;
+  std::signal(SIGABRT, print_seed);
+  for (unsigned seed = 5001; seed <= 5500; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    current_seed = seed;
+    RandomServing run(seed);
+    EngineConfig config = run.draw_config();
+    config.scheduler.admission = AdmissionMode::guaranteed;
+    config.scheduler.max_step_seqs = 12;
+    config.scheduler.max_step_tokens = 12 + run.below(400);
+    config.fidelity.max_base_fraction = 1.0;
+    config.fidelity.backing = BackingMode::lazy;
+    if (run.below(8) == 0) config.fidelity.policy = KvPolicy::target_only;
+    run.run(config, 28 + run.below(30), run.below(3) ? 200 : run.below(40), totals);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(totals.preemptions, 0);
+  EXPECT_GT(totals.demoted, 5000);
+  EXPECT_GT(totals.promoted, 100);
+}
+
+TEST(Elastic, SameRequestsSameSteps) {
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Totals totals;
+    RandomServing first(seed), second(seed);
+    for (RandomServing* run : {&first, &second}) {
+      const EngineConfig config = run->draw_config();
+      run->run(config, 28 + run->below(60), 200, totals);
+    }
+    ASSERT_EQ(first.listener().log, second.listener().log);
+  }
+}
+
+// With pages to spare elastic serving is serving, step by step.
+TEST(Elastic, WithoutPressureNothingDiffersFromTargetOnly) {
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Totals totals;
+    RandomServing elastic(seed), target_only(seed);
+    for (RandomServing* run : {&elastic, &target_only}) {
+      EngineConfig config = run->draw_config();
+      config.scheduler.admission = AdmissionMode::native;
+      config.fidelity.policy = run == &elastic ? KvPolicy::elastic : KvPolicy::target_only;
+      config.fidelity.demotion = DemotionMode::shortage;
+      config.fidelity.backing = BackingMode::lazy;
+      run->run(config, 24 * kMaxLen / kBlockTokens, 200, totals);
+    }
+    ASSERT_EQ(totals.demoted, 0);
+    ASSERT_EQ(elastic.listener().log, target_only.listener().log);
+    ASSERT_EQ(elastic.listener().tokens, target_only.listener().tokens);
+  }
+}
+
+// Twelve conversations in three quarters of the pages that they need.
+TEST(Elastic, RunsToTheEndWhatTargetOnlyPreempts) {
+  const auto serve = [](KvPolicy policy, DemotionMode demotion) {
+    EngineConfig config;
+    config.max_model_len = kMaxLen;
+    config.scheduler = {.max_step_tokens = 512, .max_step_seqs = 12};
+    config.fidelity.policy = policy;
+    config.fidelity.demotion = demotion;
+    SteadyClock clock;
+    Listener listener;
+    Engine engine(config, std::make_unique<test::PagedBackend>(12 * 25 * 3 / 4, 200), clock, listener);
+    for (int i = 0; i < 12; ++i) {
+      Request r{.prompt = std::vector<TokenId>(200, 10 + i), .sampling = {.max_tokens = 201}};
+      EXPECT_TRUE(bool(engine.submit(std::move(r))));
+    }
+    while (!engine.idle()) engine.step(), engine.check_integrity();
+    return listener;
+  };
+  const Listener target_only = serve(KvPolicy::target_only, DemotionMode::shortage);
+  EXPECT_GT(target_only.preemptions, 0);
+  const Listener elastic = serve(KvPolicy::elastic, DemotionMode::shortage);
+  EXPECT_EQ(elastic.preemptions, 0);
+  EXPECT_GT(elastic.base_pairs_seen, 0);
+  EXPECT_EQ(elastic.tokens, target_only.tokens);
+  for (const auto& [policy, demotion] : {std::pair(KvPolicy::elastic, DemotionMode::eager),
+                                        std::pair(KvPolicy::static8, DemotionMode::shortage)}) {
+    const Listener eager = serve(policy, demotion);
+    EXPECT_EQ(eager.preemptions, 0);
+    EXPECT_GT(eager.base_pairs_seen, elastic.base_pairs_seen);
+    EXPECT_EQ(eager.promoted, 0);
+    EXPECT_EQ(eager.record.resident_base_pairs > 0, true);
+  }
 }
 
 }  // namespace
