@@ -30,16 +30,9 @@
 #include <cstdint>
 
 #include "elastickv/kv_layout.h"
+#include "elastickv/kv_path.h"
 
 namespace ekv {
-
-// How a decode kernel finds slots; each covers the ones before it and all give the same bits where they
-// overlap.
-enum class KvPath : uint8_t {
-  native,      // no sequence has a BASE pair
-  structured,  // the BASE pairs of each sequence form one run
-  general,     // any mix
-};
 
 struct AttnArgs {
   KvShape shape;

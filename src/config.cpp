@@ -2,8 +2,44 @@
 
 #include <fmt/format.h>
 
+#include <span>
+
 namespace ekv {
 namespace {
+
+template <class E>
+struct Named {
+  E value;
+  std::string_view name;
+};
+constexpr Named<KvPolicy> kPolicies[] = {{KvPolicy::elastic, "elastic"},
+                                         {KvPolicy::target_only, "target-only"},
+                                         {KvPolicy::exact_offload, "exact-offload"},
+                                         {KvPolicy::static8, "static8"}};
+constexpr Named<DemotionMode> kDemotions[] = {{DemotionMode::shortage, "shortage"},
+                                              {DemotionMode::watermark, "watermark"},
+                                              {DemotionMode::eager, "eager"}};
+constexpr Named<PromotionMode> kPromotions[] = {
+    {PromotionMode::reserve, "reserve"}, {PromotionMode::eager, "eager"}, {PromotionMode::none, "none"}};
+constexpr Named<BackingMode> kBackings[] = {{BackingMode::lazy, "lazy"},
+                                            {BackingMode::writethrough, "writethrough"}};
+constexpr Named<AdmissionMode> kAdmissions[] = {{AdmissionMode::native, "native"},
+                                                {AdmissionMode::guaranteed, "guaranteed"}};
+constexpr Named<AttentionPath> kPaths[] = {{AttentionPath::automatic, "auto"},
+                                           {AttentionPath::general, "general"}};
+
+template <class E>
+std::optional<E> parse(std::span<const Named<E>> names, std::string_view name) {
+  for (const Named<E>& n : names)
+    if (n.name == name) return n.value;
+  return std::nullopt;
+}
+template <class E>
+std::string_view find_name(std::span<const Named<E>> names, E value) {
+  for (const Named<E>& n : names)
+    if (n.value == value) return n.name;
+  EKV_CHECK(false, "every setting has a name");
+}
 
 Error invalid(std::string param, std::string message) {
   return {Error::invalid_argument, std::move(message), std::move(param)};
@@ -42,11 +78,102 @@ Status validate_kv(const KvConfig& kv) {
   return std::nullopt;
 }
 
+Status not_negative(const char* name, int value) {
+  if (value >= 0 && value <= kMost) return std::nullopt;
+  return invalid(name, fmt::format("{} must be in [0, {}], got {}", name, kMost, value));
+}
+
+Status validate_counts(const FidelityConfig& f) {
+  const std::pair<const char*, int> counts[] = {{"sink-pairs", f.sink_pairs},
+                                                {"recent-pairs", f.recent_pairs},
+                                                {"min-demote-pairs", f.min_demote_pairs},
+                                                {"reserve-decay", f.reserve_decay},
+                                                {"headroom-pages", f.headroom_pages},
+                                                {"max-restores", f.max_restores},
+                                                {"min-remaining-tokens", f.min_remaining_tokens}};
+  for (const auto& [name, value] : counts)
+    if (Status bad = not_negative(name, value)) return bad;
+  return std::nullopt;
+}
+
+Status validate_fidelity(const FidelityConfig& f) {
+  if (f.policy == KvPolicy::exact_offload)
+    return invalid(
+        "kv-policy",
+        "kv-policy exact-offload does not exist in this version; use elastic, target-only or static8");
+  if (Status bad = validate_counts(f)) return bad;
+  if (!(f.max_base_fraction >= 0 && f.max_base_fraction <= 1))
+    return invalid("max-base-fraction",
+                   fmt::format("max-base-fraction must be in [0, 1], got {}", f.max_base_fraction));
+  if (!(f.free_watermark >= 0 && f.free_watermark < 1))
+    return invalid("demotion-watermark",
+                   fmt::format("demotion-watermark must be in [0, 1), got {}", f.free_watermark));
+  return std::nullopt;
+}
+
+// Guaranteed admission counts on every old pair being demotable at once.
+Status validate_guarantee(const EngineConfig& config) {
+  const FidelityConfig& f = config.fidelity;
+  if (config.scheduler.admission != AdmissionMode::guaranteed || f.policy == KvPolicy::target_only)
+    return std::nullopt;
+  if (f.max_base_fraction < 1)
+    return invalid("admission",
+                   "admission guaranteed needs max-base-fraction 1: it counts on BASE for all old pairs");
+  if (f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough)
+    return invalid(
+        "admission",
+        "admission guaranteed needs backing lazy: with writethrough a pair cannot be demoted at once");
+  return std::nullopt;
+}
+
 }  // namespace
+
+std::optional<KvPolicy> parse_kv_policy(std::string_view name) { return parse<KvPolicy>(kPolicies, name); }
+std::optional<DemotionMode> parse_demotion_mode(std::string_view name) {
+  return parse<DemotionMode>(kDemotions, name);
+}
+std::optional<PromotionMode> parse_promotion_mode(std::string_view name) {
+  return parse<PromotionMode>(kPromotions, name);
+}
+std::optional<BackingMode> parse_backing_mode(std::string_view name) {
+  return parse<BackingMode>(kBackings, name);
+}
+std::optional<AdmissionMode> parse_admission_mode(std::string_view name) {
+  return parse<AdmissionMode>(kAdmissions, name);
+}
+std::optional<AttentionPath> parse_attention_path(std::string_view name) {
+  return parse<AttentionPath>(kPaths, name);
+}
+std::string_view name_of(KvPolicy policy) { return find_name<KvPolicy>(kPolicies, policy); }
+std::string_view name_of(DemotionMode mode) { return find_name<DemotionMode>(kDemotions, mode); }
+std::string_view name_of(PromotionMode mode) { return find_name<PromotionMode>(kPromotions, mode); }
+std::string_view name_of(BackingMode mode) { return find_name<BackingMode>(kBackings, mode); }
+std::string_view name_of(AdmissionMode mode) { return find_name<AdmissionMode>(kAdmissions, mode); }
+std::string_view name_of(AttentionPath path) { return find_name<AttentionPath>(kPaths, path); }
+
+void apply_preset_paper015(EngineConfig& config) {
+  config.scheduler.max_step_tokens = 2048;
+  config.scheduler.max_step_seqs = 256;
+  config.scheduler.max_chunk_tokens = 0;
+  config.scheduler.reserve_full_prompt = false;
+  config.scheduler.watermark = 0;
+  config.kv.prefix_cache = false;
+}
+
+void apply_preset_modern(EngineConfig& config) {
+  config.scheduler.max_step_tokens = 8192;
+  config.scheduler.max_step_seqs = 256;
+  config.scheduler.max_chunk_tokens = 0;
+  config.scheduler.reserve_full_prompt = true;
+  config.scheduler.watermark = 0;
+  config.kv.prefix_cache = true;
+}
 
 Status validate(const EngineConfig& config) {
   if (Status bad = validate_scheduler(config.scheduler)) return bad;
   if (Status bad = validate_kv(config.kv)) return bad;
+  if (Status bad = validate_fidelity(config.fidelity)) return bad;
+  if (Status bad = validate_guarantee(config)) return bad;
   if (config.max_model_len < 1 || config.max_model_len > kMost)
     return invalid("max-model-len",
                    fmt::format("max-model-len must be in [1, {}], got {}", kMost, config.max_model_len));

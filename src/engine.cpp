@@ -12,8 +12,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, con
       backend_(std::move(backend)),
       clock_(clock),
       listener_(listener),
-      kv_(config.kv, backend_->info().num_pages),
-      sequences_(config.scheduler.policy) {}
+      kv_(config.kv, backend_->info().num_pages, config.fidelity, backend_->info().num_host_slots),
+      sequences_(config.scheduler.policy),
+      planner_(config) {}
 
 Engine::~Engine() = default;
 
@@ -25,29 +26,30 @@ bool Engine::step() {
   record_ = StepRecord{};
   accept_commands();
 
-  // 2. Policy: what to run. Pure: reads counts, writes a plan.
-  view_sequences();
-  plan_step(config_.scheduler, running_, waiting_, kv_.budget(), plan_);
-  if (plan_.empty()) {
+  // 2. Policy: what to run, and which pairs change fidelity. Reads counts, writes a plan.
+  planner_.plan(kv_, sequences_, plan_);
+  if (plan_.empty() && kv_.pairs().num_transfers() == 0) {
     report(start_us, start_us);  // commands may have ended sequences
     return false;
   }
 
-  // 3. Bookkeeping: pages, reference counts, block tables, queues. From here on the plan is a fact.
+  // 3. Bookkeeping: pages, pairs, block tables, queues. From here on the plan is a fact.
   count_plan();
   kv_.commit(plan_, sequences_);
   for (SeqId id : plan_.preempted) sequences_.preempt(id);
   for (SeqId id : plan_.admitted) sequences_.admit(id);
-  pack_step(plan_, sequences_, packed_);
+  pack_step(plan_, kv_.pairs(), config_.fidelity.attention_path, sequences_, packed_);
+  count_fidelity();
   const int64_t planned_us = clock_.now_us();
 
-  // 4. Device: write K and V, attend, sample. A step may preempt only, and then has nothing to compute.
-  if (!plan_.chunks.empty()) {
-    backend_->submit(packed_.view());
+  // 4. Device: convert pairs, write K and V, attend, sample. A step may preempt only, and then has nothing to
+  // do.
+  if (!plan_.chunks.empty() || !kv_.jobs().empty() || kv_.pairs().num_transfers() > 0) {
+    backend_->submit(packed_.view(kv_.jobs()));
     const StepOutput& output = backend_->collect();
     record_.device_us = clock_.now_us() - planned_us;
 
-    // 5. Tokens out, and what is now valid KV becomes findable.
+    // 5. Tokens out; what is now valid KV becomes findable; copies that ended give back what they held.
     deliver(output);
   }
   report(start_us, planned_us);
@@ -99,22 +101,6 @@ void Engine::accept_commands() {
   }
 }
 
-// Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
-void Engine::view_sequences() {
-  running_.clear();
-  for (const Sequence* s : sequences_.running()) running_.push_back(kv_.view(*s));
-  waiting_.clear();
-  const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
-  const int chunk = config_.scheduler.max_chunk_tokens;
-  int64_t tokens = 0;  // that admitting those viewed so far would take from this step
-  for (const Sequence* s : sequences_.waiting()) {
-    if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
-    waiting_.push_back(kv_.view(*s));
-    const int uncached = s->num_tokens() - waiting_.back().num_cached;
-    tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
-  }
-}
-
 void Engine::count_plan() {
   for (SeqId id : plan_.preempted) {
     Sequence& sequence = sequences_[id];
@@ -137,6 +123,18 @@ void Engine::count_plan() {
   }
 }
 
+void Engine::count_fidelity() {
+  const Exposure seen = charge_exposure(plan_, packed_, sequences_);
+  record_.pairs_seen = seen.pairs, record_.base_pairs_seen = seen.base_pairs;
+  record_.path = packed_.path;
+  const KvJobs& jobs = kv_.jobs();
+  record_.demoted_pairs = int(jobs.demotes.size());  // with those that only the prefix cache has
+  record_.promoted_pairs = int(jobs.promotes.size());
+  record_.restores_begun = int(plan_.restores.size());
+  record_.backups_begun = int(plan_.backups.size());
+  record_.shortage = planner_.shortage(), record_.reserve = planner_.reserve();
+}
+
 void Engine::deliver(const StepOutput& output) {
   EKV_CHECK(output.rows.size() == packed_.sample_rows.size(), "the backend answers each sample row once");
   for (int32_t chunk : output.invalid_chunks)
@@ -151,6 +149,8 @@ void Engine::deliver(const StepOutput& output) {
   for (size_t i = 0; i < output.rows.size(); ++i)
     if (Sequence* sequence = sequences_.find(packed_.sample_seqs[i]))
       deliver_row(*sequence, packed_.sample_rows[i], output.rows[i]);
+  for (uint32_t ticket : output.transfers_done) kv_.transfer_done(ticket);
+  record_.transfers_done = int(output.transfers_done.size());
 }
 
 void Engine::deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row) {
@@ -205,6 +205,10 @@ void Engine::report(int64_t start_us, int64_t planned_us) {
   record_.free_pages = kv_.num_free_pages();
   record_.cached_pages = kv_.num_cached_pages();
   record_.total_pages = kv_.num_pages();
+  const PairTable& pairs = kv_.pairs();
+  record_.locked_pages = pairs.num_locked_pages();
+  record_.resident_pairs = pairs.num_pairs(), record_.resident_base_pairs = pairs.num_base();
+  record_.host_slots_used = pairs.num_host_slots() - pairs.num_free_slots();
   listener_.on_step(record_);
 }
 

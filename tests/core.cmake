@@ -1,5 +1,5 @@
 # The engine's core: settings, queues, pages, prefix cache, scheduler, packer.
-foreach(name config page_pool prefix_cache scheduler pack_step sequence)
+foreach(name config page_pool pair_table prefix_cache plan_fidelity step_planner scheduler pack_step sequence)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_core)
 endforeach()
 foreach(name kv_model scheduler_property)

@@ -8,6 +8,7 @@
 
 #include "elastickv/block_table.h"
 #include "elastickv/config.h"
+#include "elastickv/kv_path.h"
 #include "elastickv/request.h"
 
 namespace ekv {
@@ -65,7 +66,8 @@ struct TransferJob {
   bool operator==(const TransferJob&) const = default;
 };
 
-// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns.
+// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns. A step without
+// sequences is for its jobs and transfers, or waits for the next ticket when nothing else is left to do.
 struct StepInput {
   std::span<const DemoteJob> demotes;
   std::span<const PromoteJob> promotes;
@@ -76,6 +78,8 @@ struct StepInput {
   std::span<const int32_t> q_start;    // [s + 1] chunk i is rows q_start[i]..q_start[i + 1]
   std::span<const int32_t> kv_len;     // [s] keys visible to the chunk's last row
   BlockTableView block_table;          // [s][max_pairs]
+  std::span<const BaseRun> base_runs;  // [s] where the BASE pairs of each row of the table lie
+  KvPath path = KvPath::native;        // the least general path that covers the batch, or the one asked for
   std::span<const SampleRow> sample_rows;
 };
 

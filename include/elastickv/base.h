@@ -17,6 +17,8 @@ using TokenId = int32_t;
 enum class SeqId : uint64_t {};
 enum class PageId : int32_t {};  // a place in the device pool, of the size of one TARGET block
 constexpr PageId kNoPage{-1};
+enum class PairId : int32_t {};  // two consecutive blocks of KV; pair_table.h
+constexpr PairId kNoPair{-1};
 
 [[noreturn]] void check_failed(const char* expression, std::string_view reason, const char* file, int line);
 

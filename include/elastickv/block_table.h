@@ -1,5 +1,5 @@
 #pragma once
-// block_table.h -- where the KV of one sequence lives, by pairs: two pages and a fidelity per pair.
+// block_table.h -- where the KV of one sequence lives, by pairs.
 
 #include <span>
 #include <vector>
@@ -9,25 +9,12 @@
 
 namespace ekv {
 
-struct CachedPair;  // an entry of the prefix cache; prefix_cache.h
-
-// Holds one pool reference on each of its pages.
-struct PairRef {
-  PageId even = kNoPage, odd = kNoPage;  // blocks 2p and 2p + 1; BASE lives in `even`, `odd` is then none
-  Fidelity fidelity = Fidelity::target;
-  CachedPair* cached = nullptr;  // the cache entry with this content, pinned by this sequence; null: none yet
-};
-
+// The pairs of one sequence, in order; it holds one reference on each. Pages and fidelity: PairTable.
 struct BlockTable {
-  std::vector<PairRef> pairs;
+  std::vector<PairId> pairs;
+  int num_blocks = 0;  // covered by pages: the last pair may lack its odd block
   int num_cached = 0;  // leading pairs that are in the prefix cache
-
-  // Blocks covered by pages. Only the last pair can lack its odd block; a BASE pair holds both in one page.
-  int num_blocks() const {
-    const bool half =
-        !pairs.empty() && pairs.back().fidelity == Fidelity::target && pairs.back().odd == kNoPage;
-    return 2 * int(pairs.size()) - half;
-  }
+  int num_backed = 0;  // leading pairs for which a backup has been considered; only with writethrough
 };
 
 // Token-granular write address: page * kBlockTokens + offset in the block. -1: this row is not written.

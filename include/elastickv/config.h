@@ -3,7 +3,9 @@
 // in main, validated once, passed by value.
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "elastickv/base.h"
 #include "elastickv/kv_layout.h"
@@ -11,6 +13,11 @@
 namespace ekv {
 
 enum class SchedulingPolicy : uint8_t { fcfs, priority };
+enum class AdmissionMode : uint8_t {
+  native,      // admit what fits now; preempt when it no longer does
+  guaranteed,  // admit only what fits to its last token, at BASE size where BASE is allowed: nobody is
+               // preempted
+};
 
 struct SchedulerConfig {
   int max_step_tokens = 2048;                        // tokens computed in one step
@@ -19,6 +26,7 @@ struct SchedulerConfig {
   bool reserve_full_prompt = true;                   // admit only what fits with its whole prompt
   double watermark = 0.0;                            // share of the pool kept free when admitting, unless idle
   SchedulingPolicy policy = SchedulingPolicy::fcfs;  // order of the waiting queue and of preemption
+  AdmissionMode admission = AdmissionMode::native;
 };
 
 struct KvConfig {
@@ -28,13 +36,71 @@ struct KvConfig {
   BaseFormat base_format = BaseFormat::fixed8;  // how KV values are put on the grid when they are written
 };
 
+enum class KvPolicy : uint8_t { elastic, target_only, exact_offload, static8 };
+enum class DemotionMode : uint8_t {
+  shortage,   // when a step lacks pages
+  watermark,  // also when fewer pages are free than FidelityConfig::free_watermark asks for
+  eager,      // every pair as soon as it may be
+};
+enum class PromotionMode : uint8_t {
+  reserve,  // from pages beyond a decaying reserve (the paper's R_t) and headroom for growth
+  eager,    // from any free page
+  none,
+};
+enum class BackingMode : uint8_t {
+  lazy,          // low bytes go to the host when a pair is demoted
+  writethrough,  // when it becomes old enough to be demoted; it can be only when they have arrived
+};
+enum class AttentionPath : uint8_t { automatic, general };
+
+// When pairs change fidelity. Source of the numbers: the paper, section 3.3 and Algorithm 1.
+struct FidelityConfig {
+  KvPolicy policy = KvPolicy::target_only;
+  DemotionMode demotion = DemotionMode::shortage;
+  PromotionMode promotion = PromotionMode::reserve;
+  BackingMode backing = BackingMode::lazy;
+  size_t host_bytes = size_t(4) << 30;  // host memory for low bytes; without room there is no demotion
+  int sink_pairs = 1;                   // first pairs of a sequence that stay TARGET
+  int recent_pairs = 4;                 // last complete pairs that stay TARGET, besides the incomplete one
+  int min_demote_pairs = 16;            // a shortage demotes at least so many pairs
+  int reserve_decay = 2;                // pages by which the promotion reserve shrinks in a step
+  int headroom_pages = 4;               // per running sequence, kept free by promotion
+  int max_restores = 64;                // pairs on their way back from the host at any time
+  int min_remaining_tokens = 32;        // sequences nearer to their end change only if they must
+  double max_base_fraction = 1.0;       // of all resident pairs
+  double free_watermark = 0.1;          // share of the pool that DemotionMode::watermark keeps free
+  bool strict_sync = false;             // wait for each demotion, to measure what the order of a stream saves
+  AttentionPath attention_path = AttentionPath::automatic;  // general: whenever a batch has a BASE pair
+};
+
 struct EngineConfig {
   SchedulerConfig scheduler;
   KvConfig kv;
+  FidelityConfig fidelity;
   int max_model_len = 2048;  // prompt + output tokens of one sequence
 };
 
 // The first setting that makes no sense, with its name; nullopt when all do.
 Status validate(const EngineConfig& config);
+
+// Names of the settings, as flags write them; nullopt: no such name.
+std::optional<KvPolicy> parse_kv_policy(std::string_view name);
+std::optional<DemotionMode> parse_demotion_mode(std::string_view name);
+std::optional<PromotionMode> parse_promotion_mode(std::string_view name);
+std::optional<BackingMode> parse_backing_mode(std::string_view name);
+std::optional<AdmissionMode> parse_admission_mode(std::string_view name);
+std::optional<AttentionPath> parse_attention_path(std::string_view name);
+std::string_view name_of(KvPolicy policy);
+std::string_view name_of(DemotionMode mode);
+std::string_view name_of(PromotionMode mode);
+std::string_view name_of(BackingMode mode);
+std::string_view name_of(AdmissionMode mode);
+std::string_view name_of(AttentionPath path);
+
+// Baseline settings, the same for every policy; pool, model length and fidelity stay as they are.
+//   paper015  vLLM 0.15 as the paper ran it: first-chunk admission, no prefix cache, 2,048 tokens a step
+//   modern    full-prompt admission, prefix cache, 8,192 tokens a step
+void apply_preset_paper015(EngineConfig& config);
+void apply_preset_modern(EngineConfig& config);
 
 }  // namespace ekv

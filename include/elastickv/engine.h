@@ -14,6 +14,7 @@
 #include "elastickv/scheduler.h"
 #include "elastickv/sequence.h"
 #include "sched/pack_step.h"
+#include "sched/step_planner.h"
 #include "util/mailbox.h"
 
 namespace ekv {
@@ -28,7 +29,16 @@ struct StepRecord {
   int num_admitted = 0, num_preempted = 0;
   int num_recomputed = 0;  // tokens whose KV was given up by preemption in this step
   int prefix_query_tokens = 0, prefix_hit_tokens = 0;  // of the sequences admitted in this step
-  int free_pages = 0, cached_pages = 0, total_pages = 0;
+  // Pages by state; what is in none of these is held by running sequences.
+  int free_pages = 0, cached_pages = 0, locked_pages = 0, total_pages = 0;
+  int resident_pairs = 0, resident_base_pairs = 0;  // of running sequences and of the prefix cache
+  int host_slots_used = 0;
+  // Changes of fidelity in this step, in pairs, and what its chunks saw; shortage: pages that only demotion
+  // could give, reserve: pages that promotion leaves alone.
+  int demoted_pairs = 0, promoted_pairs = 0, restores_begun = 0, backups_begun = 0, transfers_done = 0;
+  int shortage = 0, reserve = 0;
+  int64_t pairs_seen = 0, base_pairs_seen = 0;
+  KvPath path = KvPath::native;
 };
 
 // Called on the engine thread; must not block and must not call back into the engine, except Engine::cancel.
@@ -55,7 +65,7 @@ class Engine {
   // Engine thread.
   bool step();                                            // false: there was nothing to run
   void wait_for_work(std::chrono::milliseconds at_most);  // returns when a command arrived, or after the time
-  bool idle() const { return sequences_.empty() && mailbox_.empty(); }
+  bool idle() const { return sequences_.empty() && mailbox_.empty() && kv_.pairs().num_transfers() == 0; }
   void fail_all(const std::string& reason);  // ends every sequence with FinishReason::error
   void check_integrity() const;              // aborts when a page or a reference is lost
 
@@ -75,8 +85,8 @@ class Engine {
 
   Status refuse(const Request& request) const;
   void accept_commands();
-  void view_sequences();
   void count_plan();
+  void count_fidelity();
   void deliver(const StepOutput& output);
   void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row);
   FinishReason finish_reason(const Sequence& sequence) const;
@@ -92,7 +102,7 @@ class Engine {
   Mailbox<Command> mailbox_;
   std::vector<Command> commands_;  // of the step being run
   std::atomic<uint64_t> next_id_{1};
-  std::vector<SeqView> running_, waiting_;  // of the step being planned
+  StepPlanner planner_;
   StepPlan plan_;
   PackedStep packed_;
   StepRecord record_;

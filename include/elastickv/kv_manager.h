@@ -1,9 +1,9 @@
 #pragma once
-// kv_manager.h -- makes a plan a fact: pages, block tables, prefix cache. Mechanism only; never decides.
+// kv_manager.h -- makes a plan a fact: pages, pairs, block tables, prefix cache, transitions. Mechanism only;
+// never decides who is admitted, preempted, demoted or promoted.
 
 #include <span>
 
-#include "elastickv/page_pool.h"
 #include "elastickv/prefix_cache.h"
 #include "elastickv/sequence.h"
 #include "elastickv/step.h"
@@ -13,29 +13,53 @@ namespace ekv {
 struct PrefixHit {
   int num_tokens = 0;      // whole pairs, and at least one token of the sequence is left to compute
   int num_free_pages = 0;  // pages of the hit that no sequence uses: taking them spends the budget
+  int num_free_slots = 0;  // likewise host slots
+};
+
+// What the device must do in the step that was committed, besides its chunks.
+struct KvJobs {
+  std::vector<DemoteJob> demotes;
+  std::vector<PromoteJob> promotes;
+  std::vector<TransferJob> transfers;
+  bool empty() const { return demotes.empty() && promotes.empty() && transfers.empty(); }
 };
 
 class KvManager {
  public:
-  KvManager(const KvConfig& config, int num_pages);
+  KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity = {}, int num_host_slots = 0);
 
   KvBudget budget() const;                           // O(1)
   PrefixHit lookup(const Sequence& sequence) const;  // no side effects; O(tokens of the hit)
-  // What plan_step() sees of a sequence. A waiting one costs a lookup(), so view only those that may be
-  // admitted; a running one costs O(log pairs) at most.
+  // What plan_step() sees of a sequence, but for num_demotable and the peaks. A waiting one costs a lookup(),
+  // so view only those that may be admitted; a running one costs O(log pairs) while all pairs are TARGET and no
+  // transfer is under way, else O(pairs).
   SeqView view(const Sequence& sequence) const;
+  // The same in O(1) for a running one, without num_freeable and num_base, which a plan that finds enough pages
+  // never asks for.
+  SeqView view_briefly(const Sequence& sequence) const;
 
-  // Preempted sequences give up their pages; admitted ones take their cached prefix, all of them before any
-  // page is allocated, because allocation may evict; then every chunk gets the pages it writes. num_computed of
-  // an admitted sequence becomes its chunk's first_pos. The plan must fit the budget it was made with, and
-  // views and budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
+  // In this order: promoted pairs become TARGET; preempted sequences give up their pages; admitted ones take
+  // their cached prefix, all of them before any page is allocated, because allocation may evict; demoted pairs
+  // become BASE; every chunk gets the pages it writes; restores take theirs; backups begin. num_computed of an
+  // admitted sequence becomes its chunk's first_pos. The plan must fit the budget it was made with, and views
+  // and budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
+  //
+  // Where pages must come from cached pairs without users, those are demoted while that is enough, and
+  // otherwise evicted, the least recently used first.
   void commit(const StepPlan& plan, SequenceTable& sequences);
+  const KvJobs& jobs() const { return jobs_; }  // of the last commit
 
-  // Whole pairs below num_computed become findable. Only after the step that computed them is done and known
-  // to be good. Where equal content is cached already (two sequences computed the same prompt side by side),
-  // the sequence goes over to the cached pages and frees its own. Otherwise an entry could outlive everybody
-  // who reads it, held by a sequence that has a second copy: up to twice the pages of its length, and a
-  // sequence that fits the pool alone could wait for ever.
+  // A transfer has ended. O(1). Until the tickets of all its jobs are reported, a pair's pages and host slots
+  // are given to nobody else.
+  void transfer_done(uint32_t ticket);
+  std::span<const PairId> restored() const { return restored_; }  // the next plan promotes them, all of them
+
+  // Whole pairs below num_computed become findable, clean and tainted ones on their own chains. Only after the
+  // step that computed them is done and known to be good. Where equal content is cached already as TARGET (two
+  // sequences computed the same prompt side by side), the sequence goes over to the cached pair and frees its
+  // own. Otherwise an entry could outlive everybody who reads it, held by a sequence that has a second copy: up
+  // to twice the pages of its length, and a sequence that fits the pool alone could wait for ever. Where it is
+  // cached as BASE the sequence keeps its own pair to itself.
   void publish(Sequence& sequence);
   // Gives back everything, the tail before the head, so that eviction shortens cached prefixes from behind.
   // num_computed becomes 0. Allowed at any time between steps, and for waiting sequences.
@@ -44,23 +68,64 @@ class KvManager {
   // Forgets all cached pairs that no sequence uses.
   void reset_prefix_cache() { cache_.clear(); }
 
-  int num_pages() const { return pool_.num_pages(); }
-  int num_free_pages() const { return pool_.num_free(); }
-  int num_cached_pages() const { return cache_.num_idle_pages(); }  // cached and unused
+  const PairTable& pairs() const { return pairs_; }
+  const FidelityConfig& fidelity() const { return fidelity_; }
+  int num_pages() const { return pairs_.num_pages(); }
+  int num_free_pages() const { return pairs_.num_free_pages(); }
+  int num_cached_pages() const { return cache_.num_idle_pages(); }                          // cached and unused
+  int num_free_slots() const { return pairs_.num_free_slots() + cache_.num_idle_slots(); }  // or evictable
 
-  // Page conservation and reference counts, recomputed from the tables of all running sequences; aborts with
-  // what is wrong.
+  int num_live_base() const { return pairs_.num_base() - cache_.num_idle_base(); }  // used by some sequence
+
+  // Calls visit(pair) for each pair of lookup(), in order.
+  template <class Visit>
+  void for_each_hit(const Sequence& sequence, Visit visit) const;
+  // Leading pairs of the table that other sequences use too. O(log pairs).
+  int num_shared(const BlockTable& blocks) const;
+
+  // Conservation of pages and slots, reference counts and taint, recomputed from the tables of all running
+  // sequences; aborts with what is wrong.
   void check_integrity(std::span<Sequence* const> running) const;
 
  private:
   PageId take_page();
+  void reclaim(int num_pages);
+  void make_slot();
+  bool keeps_low() const { return fidelity_.policy != KvPolicy::static8; }
+  bool may_shrink(const CachedPair& entry) const;
   void attach_prefix(Sequence& sequence, int num_tokens);
+  int num_missing(const StepPlan& plan, SequenceTable& sequences) const;
   void extend(BlockTable& blocks, int num_tokens);
-  void use_cached(PairRef& pair, CachedPair& entry);
+  void demote(PairId pair);
+  void transition(const StepPlan& plan);
+  int freeable_pages(const BlockTable& blocks) const;
+  int num_base(const BlockTable& blocks) const;
+  const CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
+  void check_table(const Sequence& sequence) const;
+  void check_sharing(std::span<Sequence* const> running) const;
 
   KvConfig config_;
-  PagePool pool_;
+  FidelityConfig fidelity_;
+  PairTable pairs_;
   PrefixCache cache_;
+  KvJobs jobs_;
+  std::vector<PairId> restored_;
 };
+
+template <class Visit>
+void KvManager::for_each_hit(const Sequence& sequence, Visit visit) const {
+  if (!config_.prefix_cache || !sequence.may_use_prefix_cache()) return;
+  const int most = (sequence.num_tokens() - 1) / kPairTokens;  // the last token's logits must be computed
+  const CachedPair* entry = nullptr;
+  int num_base = 0;
+  for (int i = 0; i < most; ++i) {
+    entry = find_child(entry, sequence, i);
+    if (!entry) return;
+    // With the pair that the sequence computes next, no more than its share may be BASE.
+    num_base += pairs_.is_base(entry->pair);
+    if (num_base > int(sequence.base_cap() * (i + 2))) return;
+    visit(*entry);
+  }
+}
 
 }  // namespace ekv

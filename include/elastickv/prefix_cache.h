@@ -11,19 +11,23 @@
 
 #include "elastickv/base.h"
 #include "elastickv/kv_layout.h"
-#include "elastickv/page_pool.h"
+#include "elastickv/pair_table.h"
 
 namespace ekv {
 
-// One cached pair. Its identity is exact: parent entry, the 32 token ids, and for a first pair the salt. A hash
-// finds it, equality decides it, so no collision can hand over somebody else's KV.
+// One cached pair. Its identity is exact: parent entry, the 32 token ids, the chain, and for a first pair the
+// salt. A hash finds it, equality decides it, so no collision can hand over somebody else's KV. The tainted
+// chain holds KV computed from BASE: it branches off the clean one and never returns to it.
 struct CachedPair {
   CachedPair* parent = nullptr;  // the pair before it; null for the first pair of a sequence
   std::array<TokenId, kPairTokens> tokens{};
-  std::string salt;                      // first pairs only; the others inherit it through their parent
-  PageId even = kNoPage, odd = kNoPage;  // one pool reference each, held by the entry
-  int users = 0;                         // sequences whose block table points here
-  int children = 0;                      // entries whose parent this is
+  std::string salt;       // first pairs only; the others inherit it through their parent
+  PairId pair = kNoPair;  // the entry holds one reference
+  bool tainted = false;   // which chain
+  int users = 0;          // sequences whose block table points here
+  int children = 0;       // entries whose parent this is
+  int idle_pages = 0;     // what it adds to num_idle_pages(), and to num_idle_slots()
+  bool idle_slot = false, idle_base = false;
   uint64_t hash = 0;
   std::pmr::list<CachedPair>::iterator self;  // its place in one of the cache's two lists
 };
@@ -41,26 +45,34 @@ uint64_t hash_pair(uint64_t seed, std::span<const TokenId> tokens);  // xxHash; 
 // Not thread-safe; engine thread only.
 class PrefixCache {
  public:
-  // `pool` outlives the cache. Tests bring a hash that collides.
-  explicit PrefixCache(PagePool& pool, PairHash hash = hash_pair);
-  ~PrefixCache();  // gives back the pages of all entries
+  // `pairs` outlives the cache. Tests bring a hash that collides.
+  explicit PrefixCache(PairTable& pairs, PairHash hash = hash_pair);
+  ~PrefixCache();  // gives back the pairs of all entries
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The child of `parent` (null: a first pair with this salt) that holds the 32 `tokens`, or null. No side
-  // effects.
-  CachedPair* find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt) const;
-  // Makes an entry for pages that the caller owns; the entry takes its own references. The caller checked with
-  // find() that there is none, and is a user of `parent`. Users: 0; call pin().
-  CachedPair& insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt, PageId even,
-                     PageId odd);
+  // The child of `parent` (null: a first pair with this salt) on that chain that holds the 32 `tokens`, or
+  // null. No side effects.
+  CachedPair* find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
+                   bool tainted = false) const;
+  // Makes an entry for a pair of the caller's; the entry takes its own reference, its chain is that of the
+  // pair. The caller checked with find() that there is none, and is a user of `parent`. Users: 0; call pin().
+  CachedPair& insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt, PairId pair);
   void pin(CachedPair& entry);    // one more sequence uses it
   void unpin(CachedPair& entry);  // one fewer; at 0 the entry may be evicted, last used last
 
   int num_entries() const { return int(index_.size()); }
-  int num_idle_pages() const;  // pages of entries that no sequence uses: eviction can free them all
-  bool evict_one();            // forgets the least recently used idle entry; false: there is none
-  void clear();                // forgets every entry without users
+  int num_idle_pages() const { return num_idle_pages_; }  // that evicting every entry without users frees now
+  int num_idle_slots() const { return num_idle_slots_; }  // likewise host slots
+  int num_idle_base() const { return num_idle_base_; }    // BASE pairs of entries without users
+  int num_idle_entries() const { return int(idle_.size()); }
+  void refresh(CachedPair& entry);  // its pair changed fidelity, or a transition began or ended
+  bool evict_one();                 // forgets the least recently used idle entry; false: there is none
+  // For whoever would rather shrink than forget: the least recently used idle entry that was not given out
+  // since it became idle, or null. O(1).
+  CachedPair* next_to_shrink();
+  int num_idle_whole() const { return num_idle_whole_; }  // idle entries whose eviction frees two pages
+  void clear();                                           // forgets every entry without users
 
   // Every invariant above, recomputed from scratch; aborts with what is wrong. For tests and idle checks.
   void check_integrity() const;
@@ -70,6 +82,7 @@ class PrefixCache {
     const CachedPair* parent;
     std::span<const TokenId> tokens;
     std::string_view salt;
+    bool tainted;
     uint64_t hash;
   };
   struct Hash {
@@ -83,13 +96,22 @@ class PrefixCache {
     bool operator()(const Key& key, const CachedPair* entry) const;
     bool operator()(const CachedPair* entry, const Key& key) const { return (*this)(key, entry); }
   };
-  Key key_of(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt) const;
+  Key key_of(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
+             bool tainted) const;
   void check_entry(const CachedPair& entry) const;
+  void joins_idle() {
+    if (shrink_ == idle_.end()) shrink_ = std::prev(idle_.end());
+  }
+  void leaves_idle(const CachedPair& entry) {
+    if (shrink_ == entry.self) ++shrink_;
+  }
 
-  PagePool& pool_;
+  PairTable& pairs_;
   PairHash hash_;
+  int num_idle_pages_ = 0, num_idle_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
   std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
   std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
+  std::pmr::list<CachedPair>::iterator shrink_;    // in idle_: those before it were given out or passed over
   std::pmr::unordered_set<CachedPair*, Hash, Equal> index_;
 };
 

@@ -31,12 +31,20 @@ struct SamplingParams {
   int prompt_logprobs = -1;  // the same for each prompt token but the first; -1: none
 };
 
+enum class KvTier : uint8_t {
+  exact,  // never sees BASE, nor KV that was computed from BASE
+  elastic,
+  best_effort,  // demoted before elastic ones
+};
+
 struct Request {
   std::vector<TokenId> prompt;  // at least one token
   SamplingParams sampling;
   int64_t priority = 0;    // lower runs sooner; only with SchedulingPolicy::priority
   std::string cache_salt;  // requests share cached KV only with equal salts
   int64_t arrival_us = 0;  // Clock time at which the server read the request
+  KvTier tier = KvTier::elastic;
+  double max_base_fraction = 1.0;  // of the sequence's pairs, in [0, 1]; 0 and tier exact keep all TARGET
 };
 
 struct TokenLogprob {
@@ -55,6 +63,10 @@ struct SeqStats {
   int num_cached = 0;  // prompt tokens whose KV came from the prefix cache at first admission
   int num_preemptions = 0;
   int64_t arrival_us = 0, first_scheduled_us = 0, first_token_us = 0, last_token_us = 0;
+  int64_t pairs_seen = 0, base_pairs_seen = 0;  // summed over steps; exposure = base_pairs_seen / pairs_seen
+  int num_base_steps = 0;                       // steps in which it saw a BASE pair
+  double peak_base_fraction = 0;                // largest share of BASE pairs in one step
+  int num_tainted = 0;                          // tokens computed from BASE, or from KV that was
 };
 
 // One message from the engine to whoever submitted the request.

@@ -18,14 +18,18 @@ namespace ekv {
 //   Admission  in waiting order; nobody overtakes the first in line. A step that preempts or leaves somebody
 //              out admits nobody. With config.reserve_full_prompt a prompt is admitted when all of it fits
 //              beside what the prompts under way still need, so that admission and preemption do not chase
-//              each other; otherwise when its first chunk fits.
+//              each other; otherwise when its first chunk fits. With AdmissionMode::guaranteed it is also
+//              admitted only when its peak fits beside the peaks of all that run.
+//   Fidelity   budget.max_demotions pages more may be used than are free, up to the sum of num_demotable of the
+//              sequences that keep their pages; a victim takes its own with it. The caller demotes as many
+//              pairs as PageDemand says are missing.
 //
 // A lone sequence that fits the pool always runs, and with nobody running the first in line that fits the pool
 // is always admitted: whoever refuses what can never fit has no deadlock. A step may preempt and have no
 // chunks, when pages that victims share with each other become free only by giving up all of them.
 //
 // Same arguments, same plan. `plan` is cleared first and keeps its capacity from step to step.
-void plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
-               std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan);
+PageDemand plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
+                     std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan);
 
 }  // namespace ekv

@@ -1,6 +1,7 @@
 #pragma once
 // sequence.h -- requests being served: their tokens, their KV, and the two queues they stand in.
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 namespace ekv {
 
 enum class SeqState : uint8_t { waiting, running };
+constexpr int kClean = INT32_MAX;
 
 struct Sequence {
   SeqId id{};
@@ -21,6 +23,7 @@ struct Sequence {
   std::vector<TokenId> tokens;  // prompt, then output
   int num_computed = 0;         // positions whose KV is valid; done with prefill when it equals tokens.size()
   BlockTable blocks;
+  int tainted_from = kClean;  // first position whose KV was computed from BASE, or from KV that was
   SeqState state = SeqState::waiting;
   SeqStats stats;
   std::vector<TokenLogprobs> prompt_logprobs;  // collected while the prompt is computed
@@ -28,6 +31,9 @@ struct Sequence {
   int num_tokens() const { return int(tokens.size()); }
   int num_prompt() const { return int(request.prompt.size()); }
   int num_output() const { return num_tokens() - num_prompt(); }
+  int num_remaining() const { return request.sampling.max_tokens - num_output(); }
+  // The largest share of its pairs that may be BASE.
+  double base_cap() const { return request.tier == KvTier::exact ? 0.0 : request.max_base_fraction; }
   // Prompt logprobs need the logits of every prompt position, which cached KV does not hold.
   bool may_use_prefix_cache() const { return request.sampling.prompt_logprobs < 0; }
 };

@@ -12,17 +12,25 @@ namespace ekv {
 struct KvBudget {
   int free_pages = 0;  // free now, or freed by evicting cached pairs that nobody uses
   int total_pages = 0;
+  int max_demotions = 0;  // pairs that this step may demote at most, whoever has them: a page each
+  int locked_pages = 0;   // neither free nor anybody's until a transfer ends
+  int total_slots = 0;    // host slots; guaranteed admission shares them out
 };
 
 // What the scheduler sees of a sequence: counts only.
 struct SeqView {
   SeqId id{};
   int num_tokens = 0;
-  int num_computed = 0;     // of a waiting sequence: 0
-  int num_blocks = 0;       // covered by pages now: positions below num_blocks * kBlockTokens need no new page
-  int num_freeable = 0;     // running: pages that its preemption alone makes free or evictable
-  int num_cached = 0;       // waiting: leading tokens found in the prefix cache, whole pairs
-  int num_cached_free = 0;  // waiting: pages of that hit which nobody uses, so taking them spends free pages
+  int num_computed = 0;      // of a waiting sequence: 0
+  int num_blocks = 0;        // covered by pages now: positions below num_blocks * kBlockTokens need no new page
+  int num_freeable = 0;      // running: pages that its preemption alone makes free or evictable
+  int num_cached = 0;        // waiting: leading tokens found in the prefix cache, whole pairs
+  int num_cached_free = 0;   // waiting: pages of that hit which nobody uses, so taking them spends free pages
+  int num_cached_slots = 0;  // waiting: host slots of that hit which nobody uses
+  int num_base = 0;          // running: BASE pairs; each covers two blocks with one page
+  int num_demotable = 0;     // running: pairs that may become BASE now and that no sequence before it counts
+  int peak_pages = 0;        // with guaranteed admission: the most pages it can need to its last token, and the
+  int peak_slots = 0;        // host slots with which it needs no more
 };
 
 struct ChunkPlan {
@@ -38,9 +46,26 @@ struct StepPlan {
   std::vector<ChunkPlan> chunks;
   std::vector<SeqId> admitted;   // leave the waiting queue; their chunks start after their cached prefixes
   std::vector<SeqId> preempted;  // give up their pages before the step and wait again
-  bool empty() const { return chunks.empty() && preempted.empty(); }
-  void clear() { chunks.clear(), admitted.clear(), preempted.clear(); }
+  // Changes of fidelity, none of a pair that a preempted sequence alone has.
+  std::vector<PairId> promotes{};  // their low bytes have arrived: TARGET in this step
+  std::vector<PairId> demotes{};   // BASE in this step
+  std::vector<PairId> restores{};  // their low bytes come back; BASE until a later step promotes them
+  std::vector<PairId> backups{};   // their low bytes are copied to the host
+  bool changes_kv() const {
+    return !promotes.empty() || !demotes.empty() || !restores.empty() || !backups.empty();
+  }
+  bool empty() const { return chunks.empty() && preempted.empty() && !changes_kv(); }
+  void clear() {
+    chunks.clear(), admitted.clear(), preempted.clear();
+    promotes.clear(), demotes.clear(), restores.clear(), backups.clear();
+  }
   bool operator==(const StepPlan&) const = default;
+};
+
+// What a plan takes from the budget it was made with.
+struct PageDemand {
+  int pages = 0;            // net of what its victims give up
+  bool page_bound = false;  // with more pages the plan would do more: somebody waits or was preempted for them
 };
 
 }  // namespace ekv

@@ -1,7 +1,6 @@
 #include "elastickv/kv_manager.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace ekv {
 namespace {
@@ -10,53 +9,91 @@ std::span<const TokenId> pair_tokens(const Sequence& sequence, int pair) {
   return std::span(sequence.tokens).subspan(size_t(pair) * kPairTokens, size_t(kPairTokens));
 }
 
-// Pages that become free or evictable when the sequence alone gives them up. Users never grow from parent to
-// child (prefix_cache.h), so the pairs it shares are the first ones of its table.
-int freeable_pages(const BlockTable& blocks) {
-  const auto cached = std::span(blocks.pairs).first(size_t(blocks.num_cached));
-  const auto own = std::ranges::partition_point(cached, [](const PairRef& p) { return p.cached->users > 1; });
-  return blocks.num_blocks() - 2 * int(own - cached.begin());
-}
-
 }  // namespace
 
-KvManager::KvManager(const KvConfig& config, int num_pages)
-    : config_(config), pool_(num_pages), cache_(pool_) {}
+KvManager::KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity, int num_host_slots)
+    : config_(config), fidelity_(fidelity), pairs_(num_pages, num_host_slots), cache_(pairs_) {}
 
 KvBudget KvManager::budget() const {
-  return {.free_pages = pool_.num_free() + cache_.num_idle_pages(), .total_pages = pool_.num_pages()};
+  return {.free_pages = pairs_.num_free_pages() + cache_.num_idle_pages(),
+          .total_pages = pairs_.num_pages(),
+          .locked_pages = pairs_.num_locked_pages(),
+          .total_slots = pairs_.num_host_slots() - pairs_.num_locked_slots()};
+}
+
+// The clean chain first: whoever may read tainted KV still gains from clean KV.
+const CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence& sequence, int pair) const {
+  const std::span<const TokenId> tokens = pair_tokens(sequence, pair);
+  const std::string& salt = sequence.request.cache_salt;
+  if (!parent || !parent->tainted)
+    if (const CachedPair* clean = cache_.find(parent, tokens, salt, false)) return clean;
+  return sequence.request.tier == KvTier::exact ? nullptr : cache_.find(parent, tokens, salt, true);
 }
 
 PrefixHit KvManager::lookup(const Sequence& sequence) const {
   PrefixHit hit;
-  if (!config_.prefix_cache || !sequence.may_use_prefix_cache()) return hit;
-  const int most = (sequence.num_tokens() - 1) / kPairTokens;  // the last token's logits must be computed
-  const CachedPair* entry = nullptr;
-  for (int pair = 0; pair < most; ++pair) {
-    entry = cache_.find(entry, pair_tokens(sequence, pair), sequence.request.cache_salt);
-    if (!entry) break;
+  for_each_hit(sequence, [&](const CachedPair& entry) {
     hit.num_tokens += kPairTokens;
-    if (entry->users == 0) hit.num_free_pages += 2;
-  }
+    hit.num_free_pages += entry.idle_pages;
+    hit.num_free_slots += entry.idle_slot;
+  });
   return hit;
 }
 
+// Users never grow from parent to child (prefix_cache.h), so the pairs a sequence shares are its first ones.
+int KvManager::num_shared(const BlockTable& blocks) const {
+  const auto cached = std::span(blocks.pairs).first(size_t(blocks.num_cached));
+  const auto own =
+      std::ranges::partition_point(cached, [this](PairId pair) { return pairs_[pair].num_users() > 1; });
+  return int(own - cached.begin());
+}
+
+// Pages that become free or evictable when the sequence alone gives them up. Pairs whose low bytes have arrived
+// are promoted before anybody gives up anything.
+int KvManager::freeable_pages(const BlockTable& blocks) const {
+  const int shared = num_shared(blocks);
+  if (num_live_base() == 0 && pairs_.num_transfers() == 0) return blocks.num_blocks - 2 * shared;
+  int pages = 0;
+  for (PairId pair : std::span(blocks.pairs).subspan(size_t(shared)))
+    pages += pairs_[pair].transition == Transition::restored ? 2 : pairs_.num_releasable_pages(pair);
+  return pages;
+}
+
+int KvManager::num_base(const BlockTable& blocks) const {
+  if (num_live_base() == 0) return 0;
+  return int(std::ranges::count_if(blocks.pairs, [this](PairId pair) { return pairs_.is_base(pair); }));
+}
+
 SeqView KvManager::view(const Sequence& sequence) const {
+  SeqView view = view_briefly(sequence);
+  if (sequence.state != SeqState::running) return view;
+  view.num_freeable = freeable_pages(sequence.blocks);
+  view.num_base = num_base(sequence.blocks);
+  return view;
+}
+
+SeqView KvManager::view_briefly(const Sequence& sequence) const {
   SeqView view{.id = sequence.id,
                .num_tokens = sequence.num_tokens(),
                .num_computed = sequence.num_computed,
-               .num_blocks = sequence.blocks.num_blocks()};
-  if (sequence.state == SeqState::running) {
-    view.num_freeable = freeable_pages(sequence.blocks);
-  } else {
-    const PrefixHit hit = lookup(sequence);
-    view.num_cached = hit.num_tokens;
-    view.num_cached_free = hit.num_free_pages;
-  }
+               .num_blocks = sequence.blocks.num_blocks};
+  if (sequence.state == SeqState::running) return view;
+  const PrefixHit hit = lookup(sequence);
+  view.num_cached = hit.num_tokens;
+  view.num_cached_free = hit.num_free_pages;
+  view.num_cached_slots = hit.num_free_slots;
   return view;
 }
 
 void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
+  jobs_.demotes.clear(), jobs_.promotes.clear(), jobs_.transfers.clear();
+  EKV_CHECK(plan.promotes.size() == restored_.size(), "whatever was restored is promoted in the next step");
+  restored_.clear();
+  for (PairId pair : plan.promotes) {
+    CachedPair* entry = pairs_[pair].cached;
+    jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.backing == BackingMode::writethrough));
+    if (entry) cache_.refresh(*entry);
+  }
   for (SeqId id : plan.preempted) release(sequences[id]);
 
   EKV_CHECK(plan.chunks.size() >= plan.admitted.size(), "each admitted sequence has a chunk");
@@ -65,113 +102,158 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
     EKV_CHECK(chunks_of_admitted[i].seq == plan.admitted[i], "the last chunks are those of the admitted");
     attach_prefix(sequences[plan.admitted[i]], chunks_of_admitted[i].first_pos);
   }
+  for (PairId pair : plan.demotes) demote(pair);
 
+  reclaim(num_missing(plan, sequences) + int(plan.restores.size()) - pairs_.num_free_pages());
   for (const ChunkPlan& chunk : plan.chunks) {
     Sequence& sequence = sequences[chunk.seq];
     EKV_CHECK(chunk.first_pos == sequence.num_computed, "a chunk starts where valid KV ends");
     extend(sequence.blocks, chunk.first_pos + chunk.num_tokens);
   }
+  transition(plan);
+}
+
+// What goes on beside the step.
+void KvManager::transition(const StepPlan& plan) {
+  pairs_.free_promoted_slots();
+  for (PairId pair : plan.restores) {
+    const PageId odd = take_page();
+    jobs_.transfers.push_back(pairs_.restore(pair, odd));
+    if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
+  }
+  for (PairId pair : plan.backups) {
+    make_slot();
+    jobs_.transfers.push_back(pairs_.back_up(pair));
+    if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
+  }
 }
 
 void KvManager::attach_prefix(Sequence& sequence, int num_tokens) {
   EKV_CHECK(sequence.blocks.pairs.empty(), "a waiting sequence holds no pages");
-  CachedPair* entry = nullptr;
-  for (int pair = 0; pair < num_tokens / kPairTokens; ++pair) {
-    entry = cache_.find(entry, pair_tokens(sequence, pair), sequence.request.cache_salt);
-    EKV_CHECK(entry != nullptr, "the planned prefix is in the cache");
-    use_cached(sequence.blocks.pairs.emplace_back(), *entry);
-  }
-  sequence.blocks.num_cached = num_tokens / kPairTokens;
+  BlockTable& blocks = sequence.blocks;
+  for_each_hit(sequence, [&](const CachedPair& found) {
+    if (int(blocks.pairs.size()) * kPairTokens == num_tokens) return;
+    CachedPair& entry = *found.self;
+    cache_.pin(entry);
+    pairs_.retain(entry.pair);
+    if (entry.tainted && sequence.tainted_from == kClean)
+      sequence.tainted_from = int(blocks.pairs.size()) * kPairTokens;
+    blocks.pairs.push_back(entry.pair);
+  });
+  EKV_CHECK(int(blocks.pairs.size()) * kPairTokens == num_tokens, "the planned prefix is in the cache");
+  blocks.num_cached = int(blocks.pairs.size());
+  blocks.num_blocks = 2 * blocks.num_cached;
   sequence.num_computed = num_tokens;
 }
 
-void KvManager::use_cached(PairRef& pair, CachedPair& entry) {
-  cache_.pin(entry);
-  pool_.retain(entry.even), pool_.retain(entry.odd);
-  pair = {.even = entry.even, .odd = entry.odd, .cached = &entry};
+int KvManager::num_missing(const StepPlan& plan, SequenceTable& sequences) const {
+  int pages = 0;
+  for (const ChunkPlan& chunk : plan.chunks)
+    pages += std::max(
+        0, ceil_div(chunk.first_pos + chunk.num_tokens, kBlockTokens) - sequences[chunk.seq].blocks.num_blocks);
+  return pages;
 }
 
 void KvManager::extend(BlockTable& blocks, int num_tokens) {
   const int needed = ceil_div(num_tokens, kBlockTokens);
-  for (int block = blocks.num_blocks(); block < needed; ++block) {
+  for (; blocks.num_blocks < needed; ++blocks.num_blocks) {
     const PageId page = take_page();
-    if (block % 2 == 0)
-      blocks.pairs.push_back({.even = page});
+    if (blocks.num_blocks % 2 == 0)
+      blocks.pairs.push_back(pairs_.create(page));
     else
-      blocks.pairs.back().odd = page;
+      pairs_.set_odd(blocks.pairs.back(), page);
   }
 }
 
+// Demoted cached pairs stay findable: half the pages for all of the content. But demoting what is evicted next
+// would be work for nothing.
+void KvManager::reclaim(int num_pages) {
+  while (num_pages > 0) {
+    const int before = pairs_.num_free_pages();
+    CachedPair* entry = num_pages <= cache_.num_idle_whole() ? cache_.next_to_shrink() : nullptr;
+    if (entry && may_shrink(*entry))
+      demote(entry->pair);
+    else if (!entry)
+      EKV_CHECK(cache_.evict_one(), "a committed plan fits the budget");
+    num_pages -= pairs_.num_free_pages() - before;
+  }
+}
+
+bool KvManager::may_shrink(const CachedPair& entry) const {
+  const bool elastic = fidelity_.policy == KvPolicy::elastic,
+             through = fidelity_.backing == BackingMode::writethrough;
+  if (!elastic && fidelity_.policy != KvPolicy::static8) return false;
+  // The device demotes before it promotes: what this step promotes is not TARGET yet.
+  const int even = pairs_.entry(entry.pair).even;
+  if (std::ranges::find(jobs_.promotes, even, &PromoteJob::even) != jobs_.promotes.end()) return false;
+  const CachedPair* ancestor = &entry;
+  for (int i = 0; i < fidelity_.sink_pairs; ++i)
+    if (!(ancestor = ancestor->parent)) return false;
+  if (pairs_.num_base() + 1 > int(fidelity_.max_base_fraction * pairs_.num_pairs())) return false;
+  return pairs_.may_demote(entry.pair, elastic && through) &&
+         (!elastic || pairs_[entry.pair].slot != kNoSlot || pairs_.num_free_slots() > 0);
+}
+
+void KvManager::demote(PairId pair) {
+  if (keeps_low() && pairs_[pair].slot == kNoSlot) make_slot();
+  jobs_.demotes.push_back(pairs_.demote(pair, keeps_low()));
+  if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
+}
+
+void KvManager::make_slot() {
+  while (pairs_.num_free_slots() == 0)
+    EKV_CHECK(cache_.evict_one(), "a committed plan demotes and backs up no more than the host has room for");
+}
+
 PageId KvManager::take_page() {
-  std::optional<PageId> page = pool_.acquire();
-  if (!page && cache_.evict_one()) page = pool_.acquire();
+  std::optional<PageId> page = pairs_.acquire_page();
+  while (!page && cache_.evict_one()) page = pairs_.acquire_page();
   EKV_CHECK(page.has_value(), "a committed plan fits the budget");
   return *page;
+}
+
+void KvManager::transfer_done(uint32_t ticket) {
+  const PairTable::Done done = pairs_.transfer_done(ticket);
+  if (done.pair == kNoPair) return;
+  if (done.kind == TransferKind::restore_low) restored_.push_back(done.pair);
+  if (CachedPair* entry = pairs_[done.pair].cached) cache_.refresh(*entry);
 }
 
 void KvManager::publish(Sequence& sequence) {
   if (!config_.prefix_cache) return;
   BlockTable& blocks = sequence.blocks;
-  CachedPair* parent = blocks.num_cached ? blocks.pairs[size_t(blocks.num_cached) - 1].cached : nullptr;
+  CachedPair* parent = blocks.num_cached ? pairs_[blocks.pairs[size_t(blocks.num_cached) - 1]].cached : nullptr;
   while ((blocks.num_cached + 1) * kPairTokens <= sequence.num_computed) {
-    PairRef& pair = blocks.pairs[size_t(blocks.num_cached)];
+    PairId& pair = blocks.pairs[size_t(blocks.num_cached)];
     const std::span<const TokenId> tokens = pair_tokens(sequence, blocks.num_cached);
     const std::string& salt = sequence.request.cache_salt;
-    if (CachedPair* same = cache_.find(parent, tokens, salt)) {
-      const PairRef own = pair;
-      use_cached(pair, *same);
-      pool_.release(own.odd), pool_.release(own.even);
+    const bool tainted = (blocks.num_cached + 1) * kPairTokens > sequence.tainted_from;
+    if (CachedPair* same = cache_.find(parent, tokens, salt, tainted)) {
+      if (pairs_.is_base(same->pair)) return;
+      cache_.pin(*same);
+      pairs_.retain(same->pair);
+      pairs_.release(std::exchange(pair, same->pair));
+      parent = same;
     } else {
-      pair.cached = &cache_.insert(parent, tokens, salt, pair.even, pair.odd);
-      cache_.pin(*pair.cached);
+      if (tainted) pairs_.set_tainted(pair);
+      parent = &cache_.insert(parent, tokens, salt, pair);
+      cache_.pin(*parent);
     }
-    parent = pair.cached;
     ++blocks.num_cached;
   }
 }
 
 void KvManager::release(Sequence& sequence) {
-  auto& pairs = sequence.blocks.pairs;
-  for (auto pair = pairs.rbegin(); pair != pairs.rend(); ++pair) {
-    if (pair->odd != kNoPage) pool_.release(pair->odd);
-    pool_.release(pair->even);
-    if (pair->cached) cache_.unpin(*pair->cached);
+  BlockTable& blocks = sequence.blocks;
+  for (size_t i = blocks.pairs.size(); i-- > 0;) {
+    CachedPair* entry = int(i) < blocks.num_cached ? pairs_[blocks.pairs[i]].cached : nullptr;
+    pairs_.release(blocks.pairs[i]);
+    if (entry) cache_.unpin(*entry);
   }
-  pairs.clear();
-  sequence.blocks.num_cached = 0;
+  blocks.pairs.clear();
+  blocks.num_blocks = blocks.num_cached = blocks.num_backed = 0;
   sequence.num_computed = 0;
-}
-
-void KvManager::check_integrity(std::span<Sequence* const> running) const {
-  pool_.check_integrity();
-  cache_.check_integrity();
-  std::unordered_map<const CachedPair*, int> users;
-  std::unordered_map<PageId, int> holders;  // tables, and one for the cache
-  for (const Sequence* sequence : running) {
-    const BlockTable& blocks = sequence->blocks;
-    EKV_CHECK(sequence->num_computed <= blocks.num_blocks() * kBlockTokens, "valid KV lies in pages");
-    for (size_t i = 0; i < blocks.pairs.size(); ++i) {
-      const PairRef& pair = blocks.pairs[i];
-      EKV_CHECK(pair.even != kNoPage, "a pair has at least its even page");
-      EKV_CHECK(pair.odd != kNoPage || i + 1 == blocks.pairs.size(),
-                "only the last pair may lack its odd page");
-      EKV_CHECK((pair.cached != nullptr) == (int(i) < blocks.num_cached), "cached pairs come first");
-      ++holders[pair.even];
-      if (pair.odd != kNoPage) ++holders[pair.odd];
-      if (!pair.cached) continue;
-      EKV_CHECK(pair.cached->even == pair.even && pair.cached->odd == pair.odd, "a hit uses the cached pages");
-      EKV_CHECK(std::ranges::equal(pair.cached->tokens, pair_tokens(*sequence, int(i))),
-                "a hit has the content");
-      if (++users[pair.cached] == 1) ++holders[pair.even], ++holders[pair.odd];
-    }
-  }
-  for (const auto& [entry, count] : users) EKV_CHECK(entry->users == count, "an entry counts its users");
-  EKV_CHECK(2 * int(users.size()) + cache_.num_idle_pages() == 2 * cache_.num_entries(),
-            "an entry in use is in somebody's table");
-  for (const auto& [page, count] : holders)
-    EKV_CHECK(pool_.references(page) == count, "a page has one reference per holder");
-  EKV_CHECK(pool_.num_free() + cache_.num_idle_pages() + int(holders.size()) == pool_.num_pages(),
-            "free + cached + held = all pages");
+  sequence.tainted_from = kClean;
 }
 
 }  // namespace ekv

@@ -7,53 +7,56 @@
 #include <xxhash.h>
 
 namespace ekv {
-namespace {
-
-constexpr int kPagesPerPair = 2;
-
-}  // namespace
 
 uint64_t hash_pair(uint64_t seed, std::span<const TokenId> tokens) {
   return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), seed);
 }
 
-PrefixCache::PrefixCache(PagePool& pool, PairHash hash)
-    : pool_(pool), hash_(hash), used_(&memory_), idle_(&memory_), index_(&memory_) {}
+PrefixCache::PrefixCache(PairTable& pairs, PairHash hash)
+    : pairs_(pairs), hash_(hash), used_(&memory_), idle_(&memory_), shrink_(idle_.end()), index_(&memory_) {}
 
 PrefixCache::~PrefixCache() {
   for (const auto* list : {&used_, &idle_})
-    for (const CachedPair& entry : *list) pool_.release(entry.odd), pool_.release(entry.even);
+    for (const CachedPair& entry : *list) {
+      pairs_.set_cached(entry.pair, nullptr);
+      pairs_.release(entry.pair);
+    }
 }
 
 bool PrefixCache::Equal::operator()(const Key& key, const CachedPair* entry) const {
-  return key.parent == entry->parent && std::ranges::equal(key.tokens, entry->tokens) &&
-         (key.parent != nullptr || key.salt == entry->salt);
+  return key.parent == entry->parent && key.tainted == entry->tainted &&
+         std::ranges::equal(key.tokens, entry->tokens) && (key.parent != nullptr || key.salt == entry->salt);
 }
 
 PrefixCache::Key PrefixCache::key_of(const CachedPair* parent, std::span<const TokenId> tokens,
-                                     std::string_view salt) const {
+                                     std::string_view salt, bool tainted) const {
   EKV_CHECK(tokens.size() == size_t(kPairTokens), "the cache holds whole pairs");
   const uint64_t seed = parent ? parent->hash : XXH3_64bits(salt.data(), salt.size());
-  return {parent, tokens, salt, hash_(seed, tokens)};
+  return {parent, tokens, salt, tainted, hash_(seed + tainted, tokens)};
 }
 
-CachedPair* PrefixCache::find(const CachedPair* parent, std::span<const TokenId> tokens,
-                              std::string_view salt) const {
-  const auto it = index_.find(key_of(parent, tokens, salt));
+CachedPair* PrefixCache::find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
+                              bool tainted) const {
+  const auto it = index_.find(key_of(parent, tokens, salt, tainted));
   return it == index_.end() ? nullptr : *it;
 }
 
 CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
-                                PageId even, PageId odd) {
+                                PairId pair) {
   EKV_CHECK(!parent || parent->users > 0, "who adds a child uses the parent");
+  EKV_CHECK(!parent || !parent->tainted || pairs_[pair].tainted, "what follows tainted KV is tainted");
   CachedPair& entry = idle_.emplace_back();
   entry.self = std::prev(idle_.end());
+  joins_idle();
   entry.parent = parent;
   std::ranges::copy(tokens, entry.tokens.begin());
   if (!parent) entry.salt = salt;
-  entry.even = even, entry.odd = odd;
-  entry.hash = key_of(parent, tokens, salt).hash;
-  pool_.retain(even), pool_.retain(odd);
+  entry.pair = pair;
+  entry.tainted = pairs_[pair].tainted;
+  entry.hash = key_of(parent, tokens, salt, entry.tainted).hash;
+  pairs_.retain(pair);
+  pairs_.set_cached(pair, &entry);
+  refresh(entry);
   if (parent) ++parent->children;
   index_.insert(&entry);
   return entry;
@@ -61,26 +64,53 @@ CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tok
 
 void PrefixCache::pin(CachedPair& entry) {
   EKV_CHECK(!entry.parent || entry.parent->users > entry.users, "who uses an entry uses its parent");
-  if (entry.users++ == 0) used_.splice(used_.end(), idle_, entry.self);
+  if (entry.users++ == 0) {
+    leaves_idle(entry);
+    used_.splice(used_.end(), idle_, entry.self);
+  }
+  refresh(entry);
 }
 
 void PrefixCache::unpin(CachedPair& entry) {
   EKV_CHECK(entry.users > 0, "an entry is unpinned once per pin");
-  if (--entry.users == 0) idle_.splice(idle_.end(), used_, entry.self);
+  if (--entry.users == 0) {
+    idle_.splice(idle_.end(), used_, entry.self);
+    joins_idle();
+  }
+  refresh(entry);
 }
 
-int PrefixCache::num_idle_pages() const { return kPagesPerPair * int(idle_.size()); }
+void PrefixCache::refresh(CachedPair& entry) {
+  const int pages = entry.users == 0 ? pairs_.num_releasable_pages(entry.pair) : 0;
+  num_idle_pages_ += pages - entry.idle_pages;
+  num_idle_whole_ += (pages == 2) - (entry.idle_pages == 2);
+  entry.idle_pages = pages;
+  const bool slot = entry.users == 0 && pairs_.has_releasable_slot(entry.pair);
+  num_idle_slots_ += slot - entry.idle_slot;
+  entry.idle_slot = slot;
+  const bool base = entry.users == 0 && pairs_.is_base(entry.pair);
+  num_idle_base_ += base - entry.idle_base;
+  entry.idle_base = base;
+}
 
 bool PrefixCache::evict_one() {
   if (idle_.empty()) return false;
   CachedPair& entry = idle_.front();
   EKV_CHECK(entry.users == 0 && entry.children == 0, "the least recently used idle entry is a leaf");
   index_.erase(&entry);
-  pool_.release(entry.odd), pool_.release(entry.even);
+  leaves_idle(entry);
+  num_idle_pages_ -= entry.idle_pages;
+  num_idle_whole_ -= entry.idle_pages == 2;
+  num_idle_slots_ -= entry.idle_slot;
+  num_idle_base_ -= entry.idle_base;
+  pairs_.set_cached(entry.pair, nullptr);
+  pairs_.release(entry.pair);
   if (entry.parent) --entry.parent->children;
   idle_.pop_front();
   return true;
 }
+
+CachedPair* PrefixCache::next_to_shrink() { return shrink_ == idle_.end() ? nullptr : &*shrink_++; }
 
 void PrefixCache::clear() {
   while (evict_one()) {
@@ -90,10 +120,12 @@ void PrefixCache::clear() {
 void PrefixCache::check_integrity() const {
   EKV_CHECK(index_.size() == used_.size() + idle_.size(), "every entry is findable, and nothing else is");
   std::unordered_map<const CachedPair*, int> children, users_below;
+  int idle_pages = 0, idle_slots = 0;
   for (const auto* list : {&used_, &idle_})
     for (const CachedPair& entry : *list) {
       EKV_CHECK((entry.users > 0) == (list == &used_), "an entry is idle exactly when it has no users");
       check_entry(entry);
+      idle_pages += entry.idle_pages, idle_slots += entry.idle_slot;
       ++children[entry.parent];
       users_below[entry.parent] += entry.users;
     }
@@ -102,15 +134,26 @@ void PrefixCache::check_integrity() const {
       EKV_CHECK(entry.children == children[&entry], "an entry knows how many children it has");
       EKV_CHECK(entry.users >= users_below[&entry], "who uses a child uses the parent");
     }
+  EKV_CHECK(idle_pages == num_idle_pages_ && idle_slots == num_idle_slots_,
+            "the idle pages are those of the idle entries");
 }
 
 void PrefixCache::check_entry(const CachedPair& entry) const {
   EKV_CHECK(&*entry.self == &entry, "an entry knows its place");
-  EKV_CHECK(find(entry.parent, entry.tokens, entry.salt) == &entry, "an entry is found by its content");
+  EKV_CHECK(find(entry.parent, entry.tokens, entry.salt, entry.tainted) == &entry,
+            "an entry is found by its content");
   EKV_CHECK(!entry.parent || index_.contains(entry.parent), "the parent of an entry is in the cache");
   EKV_CHECK(!entry.parent || entry.salt.empty(), "only first pairs carry a salt");
-  EKV_CHECK(pool_.references(entry.even) == 1 + entry.users && pool_.references(entry.odd) == 1 + entry.users,
-            "the pages of an entry are held by it and by its users");
+  EKV_CHECK(!entry.parent || !entry.parent->tainted || entry.tainted, "what follows tainted KV is tainted");
+  const Pair& pair = pairs_[entry.pair];
+  EKV_CHECK(pair.cached == &entry && pair.tainted == entry.tainted, "a cached pair knows its entry");
+  EKV_CHECK(pair.refs == 1 + entry.users, "the pair of an entry is held by it and by its users");
+  EKV_CHECK(entry.idle_pages == (entry.users ? 0 : pairs_.num_releasable_pages(entry.pair)),
+            "an idle entry counts what its eviction frees");
+  EKV_CHECK(entry.idle_base == (entry.users == 0 && pairs_.is_base(entry.pair)),
+            "an idle entry knows its fidelity");
+  EKV_CHECK(entry.idle_slot == (entry.users == 0 && pairs_.has_releasable_slot(entry.pair)),
+            "an idle entry counts the slot that its eviction frees");
 }
 
 }  // namespace ekv

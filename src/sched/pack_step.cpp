@@ -5,25 +5,41 @@
 namespace ekv {
 namespace {
 
-Slot slot_of(const BlockTable& blocks, int position) {
-  const PairRef& pair = blocks.pairs[size_t(position / kPairTokens)];
-  const PageId page = position % kPairTokens < kBlockTokens ? pair.even : pair.odd;
-  EKV_CHECK(pair.fidelity == Fidelity::target && page != kNoPage,
-            "a written position must lie in a TARGET page");
+Slot slot_of(const BlockTable& blocks, const PairTable& pairs, int position) {
+  const PairEntry& pair = pairs.entry(blocks.pairs[size_t(position / kPairTokens)]);
+  const int page = position % kPairTokens < kBlockTokens ? pair.even : pair.odd;
+  EKV_CHECK(!pair.is_base() && page != int(kNoPage), "a written position must lie in a TARGET page");
   return Slot(page) * kBlockTokens + position % kBlockTokens;
 }
 
-PairEntry entry_of(const PairRef& pair) {
-  const bool base = pair.fidelity == Fidelity::base;
-  return {int32_t(uint32_t(pair.even) | (base ? kBasePair : 0)), int32_t(pair.odd)};
+// Copies the table of a sequence and tells where its BASE pairs lie.
+BaseRun pack_table(const BlockTable& blocks, const PairTable& pairs, PairEntry* row) {
+  BaseRun run;
+  for (size_t i = 0; i < blocks.pairs.size(); ++i) {
+    row[i] = pairs.entry(blocks.pairs[i]);
+    if (!row[i].is_base()) continue;
+    if (run.count++ == 0) run.first = int32_t(i);
+    run.end = int32_t(i) + 1;
+  }
+  return run;
 }
 
-void pack_rows(const ChunkPlan& chunk, const Sequence& sequence, PackedStep& packed) {
+KvPath path_of(std::span<const BaseRun> runs, AttentionPath attention_path) {
+  KvPath path = KvPath::native;
+  for (const BaseRun& run : runs) {
+    if (run.count == 0) continue;
+    const bool one_run = run.count == run.end - run.first && attention_path == AttentionPath::automatic;
+    path = std::max(path, one_run ? KvPath::structured : KvPath::general);
+  }
+  return path;
+}
+
+void pack_rows(const ChunkPlan& chunk, const PairTable& pairs, const Sequence& sequence, PackedStep& packed) {
   for (int i = 0; i < chunk.num_tokens; ++i) {
     const int position = chunk.first_pos + i;
     packed.tokens.push_back(sequence.tokens[size_t(position)]);
     packed.positions.push_back(position);
-    packed.slot_mapping.push_back(slot_of(sequence.blocks, position));
+    packed.slot_mapping.push_back(slot_of(sequence.blocks, pairs, position));
   }
   packed.q_start.push_back(int32_t(packed.tokens.size()));
   packed.kv_len.push_back(chunk.first_pos + chunk.num_tokens);
@@ -57,20 +73,26 @@ void pack_samples(const ChunkPlan& chunk, const Sequence& sequence, PackedStep& 
 
 }  // namespace
 
-StepInput PackedStep::view() const {
-  return {.tokens = tokens,
+StepInput PackedStep::view(const KvJobs& jobs) const {
+  return {.demotes = jobs.demotes,
+          .promotes = jobs.promotes,
+          .transfers = jobs.transfers,
+          .tokens = tokens,
           .positions = positions,
           .slot_mapping = slot_mapping,
           .q_start = q_start,
           .kv_len = kv_len,
           .block_table = {table, max_pairs},
+          .base_runs = base_runs,
+          .path = path,
           .sample_rows = sample_rows};
 }
 
-void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packed) {
+void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath attention_path,
+               SequenceTable& sequences, PackedStep& packed) {
   packed.tokens.clear(), packed.positions.clear(), packed.slot_mapping.clear();
   packed.q_start.assign(1, 0), packed.kv_len.clear();
-  packed.sample_rows.clear(), packed.sample_seqs.clear();
+  packed.sample_rows.clear(), packed.sample_seqs.clear(), packed.base_runs.clear();
 
   packed.max_pairs = 0;
   for (const ChunkPlan& chunk : plan.chunks)
@@ -80,14 +102,32 @@ void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packe
     packed.table.reserve(2 * entries);  // tables grow by a pair every 32 steps
   packed.table.assign(entries, PairEntry{});
 
-  auto row = packed.table.begin();
+  PairEntry* row = packed.table.data();
   for (const ChunkPlan& chunk : plan.chunks) {
     const Sequence& sequence = sequences[chunk.seq];
-    pack_rows(chunk, sequence, packed);
+    pack_rows(chunk, pairs, sequence, packed);
     pack_samples(chunk, sequence, packed);
-    std::transform(sequence.blocks.pairs.begin(), sequence.blocks.pairs.end(), row, entry_of);
+    packed.base_runs.push_back(pack_table(sequence.blocks, pairs, row));
     row += packed.max_pairs;
   }
+  packed.path = path_of(packed.base_runs, attention_path);
+}
+
+Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, SequenceTable& sequences) {
+  Exposure sum;
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const ChunkPlan& chunk = plan.chunks[i];
+    Sequence& sequence = sequences[chunk.seq];
+    const int num_pairs = ceil_div(packed.kv_len[i], kPairTokens), num_base = packed.base_runs[i].count;
+    SeqStats& stats = sequence.stats;
+    stats.pairs_seen += num_pairs, stats.base_pairs_seen += num_base;
+    stats.num_base_steps += num_base > 0;
+    stats.peak_base_fraction = std::max(stats.peak_base_fraction, double(num_base) / num_pairs);
+    if (num_base > 0) sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
+    if (sequence.tainted_from != kClean) stats.num_tainted += chunk.num_tokens;
+    sum.pairs += num_pairs, sum.base_pairs += num_base;
+  }
+  return sum;
 }
 
 }  // namespace ekv

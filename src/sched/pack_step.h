@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "elastickv/backend.h"
+#include "elastickv/kv_manager.h"
 #include "elastickv/sequence.h"
 #include "elastickv/step.h"
 
@@ -16,15 +17,27 @@ struct PackedStep {
   std::vector<int32_t> q_start, kv_len;
   std::vector<PairEntry> table;
   int max_pairs = 0;
+  std::vector<BaseRun> base_runs;  // [chunks]
+  KvPath path = KvPath::native;
   std::vector<SampleRow> sample_rows;
   std::vector<SeqId> sample_seqs;  // [sample_rows] whose row it is
 
-  StepInput view() const;
+  StepInput view(const KvJobs& jobs) const;
+};
+
+// What the chunks of a step saw, each once, whatever its length.
+struct Exposure {
+  int64_t pairs = 0, base_pairs = 0;
 };
 
 // `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks,
 // and rows of prompt logprobs before the sampled row of their chunk. Points into `sequences` until they
 // change.
-void pack_step(const StepPlan& plan, SequenceTable& sequences, PackedStep& packed);
+void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath attention_path,
+               SequenceTable& sequences, PackedStep& packed);
+
+// Charges each sequence of the packed plan for the BASE pairs that it sees in this step, and marks what it
+// computes as tainted from its first BASE pair on. Returns the sums over the step.
+Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, SequenceTable& sequences);
 
 }  // namespace ekv

@@ -20,11 +20,16 @@ class Planner {
   Planner(const SchedulerConfig& config, std::span<const SeqView> running, KvBudget budget, StepPlan& plan)
       : config_(config), kept_(running), budget_(budget), plan_(plan), tokens_left_(config.max_step_tokens) {
     decodes_ahead_ = int(std::ranges::count_if(running, is_decode));
+    for (const SeqView& s : running) {
+      demotable_ += s.num_demotable;
+      peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
+    }
     plan.clear();
   }
 
   void run_running();
   void admit(std::span<const SeqView> waiting);
+  PageDemand demand() const { return {spent_, page_bound_}; }
 
  private:
   int chunk_tokens(int wanted) const;
@@ -32,6 +37,8 @@ class Planner {
   void preempt_last();
   void schedule(const SeqView& s, int num_tokens);
   bool admit(const SeqView& s);
+  bool fits_to_its_end(const SeqView& s) const;
+  int pages_left() const { return budget_.free_pages + std::min(demotable_, budget_.max_demotions) - spent_; }
 
   const SchedulerConfig& config_;
   std::span<const SeqView> kept_;  // running sequences that keep their pages in this plan
@@ -42,6 +49,10 @@ class Planner {
   int num_decodes_ = 0;     // they are the first chunks of the plan
   int promised_pages_ = 0;  // what the scheduled prompts will need after this step
   int num_left_out_ = 0;    // running sequences that found no page
+  int demotable_ = 0;       // pairs of those who keep their pages
+  int spent_ = 0;           // pages taken, less those that victims gave up
+  int peak_pages_ = 0, peak_slots_ = 0;
+  bool page_bound_ = false;
 };
 
 void Planner::run_running() {
@@ -67,25 +78,31 @@ int Planner::chunk_tokens(int wanted) const {
 // gives up pages in vain: if all pages of those after it would not do, the sequence waits, and loses nothing by
 // letting them run, because what they take it may take from them.
 bool Planner::make_room(int num_pages, size_t after) {
-  if (num_pages <= budget_.free_pages) return true;
-  int most = budget_.free_pages;
-  for (const SeqView& s : kept_.subspan(after)) most += s.num_blocks;
+  if (num_pages <= pages_left()) return true;
+  page_bound_ = true;
+  int held = 0, demotable = demotable_;
+  for (const SeqView& s : kept_.subspan(after)) {
+    held += s.num_blocks - s.num_base;
+    demotable -= s.num_demotable;
+  }
+  const int most = budget_.free_pages + std::min(demotable, budget_.max_demotions) - spent_ + held;
   if (num_pages > most) return false;
-  while (num_pages > budget_.free_pages && kept_.size() > after) preempt_last();
-  return num_pages <= budget_.free_pages;
+  while (num_pages > pages_left() && kept_.size() > after) preempt_last();
+  return num_pages <= pages_left();
 }
 
 void Planner::preempt_last() {
   const SeqView& victim = kept_.back();
   plan_.preempted.push_back(victim.id);
-  budget_.free_pages += victim.num_freeable;
+  spent_ -= victim.num_freeable;
+  demotable_ -= victim.num_demotable;
   if (is_decode(victim)) --decodes_ahead_;
   kept_ = kept_.first(kept_.size() - 1);
 }
 
 void Planner::schedule(const SeqView& s, int num_tokens) {
   const int end = s.num_computed + num_tokens, pages = missing_pages(s, end);
-  budget_.free_pages -= pages;
+  spent_ += pages;
   promised_pages_ += missing_pages(s, s.num_tokens) - pages;
   tokens_left_ -= num_tokens;
   const bool decode = is_decode(s);
@@ -109,9 +126,15 @@ bool Planner::admit(const SeqView& s) {
   const int now = blocks_of(end) + hit_pages, whole = blocks_of(s.num_tokens) + hit_pages;
   const int needed = config_.reserve_full_prompt ? promised_pages_ + whole : now;
   const int kept_free = num_running > 0 ? int(config_.watermark * budget_.total_pages) : 0;
-  if (needed + kept_free > budget_.free_pages) return false;
-
-  budget_.free_pages -= now;
+  const int max_demotions = budget_.max_demotions;
+  budget_.max_demotions = std::max(0, max_demotions - s.num_cached_slots);
+  if (!fits_to_its_end(s) || needed + kept_free > pages_left()) {
+    budget_.max_demotions = max_demotions;
+    page_bound_ = true;
+    return false;
+  }
+  spent_ += now;
+  peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
   promised_pages_ += whole - now;
   tokens_left_ -= n;
   plan_.admitted.push_back(s.id);
@@ -119,13 +142,20 @@ bool Planner::admit(const SeqView& s) {
   return true;
 }
 
+bool Planner::fits_to_its_end(const SeqView& s) const {
+  return config_.admission == AdmissionMode::native ||
+         (peak_pages_ + s.peak_pages <= budget_.total_pages - budget_.locked_pages &&
+          peak_slots_ + s.peak_slots <= budget_.total_slots);
+}
+
 }  // namespace
 
-void plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
-               std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan) {
+PageDemand plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
+                     std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan) {
   Planner planner(config, running, budget, plan);
   planner.run_running();
   planner.admit(waiting);
+  return planner.demand();
 }
 
 }  // namespace ekv

@@ -1,4 +1,4 @@
-// The page pool against a multiset of references, and the KV manager with its prefix cache against a naive
+// The pair table against a naive one, and the KV manager with its prefix cache against a naive
 // model made of ordered maps, under random operations. Failures name the seed that reproduces them.
 
 #include <gtest/gtest.h>
@@ -14,40 +14,188 @@
 namespace ekv {
 namespace {
 
-TEST(PagePool, BehavesLikeAMultisetOfReferences) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 rng(seed);
-    const int num_pages = 1 + int(rng() % 12);
-    PagePool pool(num_pages);
-    std::multiset<PageId> model;  // the specification: one entry per live reference
-    for (int step = 0; step < 1000; ++step) {
-      const unsigned op = rng() % 4;
-      const auto any = [&] { return *std::next(model.begin(), long(rng() % model.size())); };
-      if (op == 0 && !model.empty()) {
-        const PageId page = any();
-        pool.retain(page);
-        model.insert(page);
-      } else if (op == 1) {
-        const std::set<PageId> live(model.begin(), model.end());
-        const std::optional<PageId> page = pool.acquire();
-        ASSERT_EQ(page.has_value(), int(live.size()) < num_pages);
-        if (page) {
-          ASSERT_FALSE(live.contains(*page));
-          model.insert(*page);
-        }
-      } else if (!model.empty()) {
-        const PageId page = any();
-        pool.release(page);
-        model.erase(model.find(page));
-      }
-      const std::set<PageId> live(model.begin(), model.end());
-      ASSERT_EQ(pool.num_free(), num_pages - int(live.size()));
-      for (int page = 0; page < num_pages; ++page)
-        ASSERT_EQ(pool.references(PageId{page}), int(model.count(PageId{page})));
-      pool.check_integrity();
+// What a pair table must do, with no care for speed.
+struct NaivePair {
+  int refs = 1, pages = 1;
+  bool base = false, slot = false;
+  Transition transition = Transition::none;
+  uint32_t ticket = 0;
+  bool holds_pages() const { return transition != Transition::none && transition != Transition::draining; }
+};
+
+class PairTwin {
+ public:
+  explicit PairTwin(unsigned seed)
+      : rng_(seed), num_pages_(1 + below(14)), num_slots_(below(5)), table_(num_pages_, num_slots_) {}
+
+  void operate() {
+    switch (below(10)) {
+      case 0:
+      case 1:
+        create();
+        break;
+      case 2:
+        if (any([](const NaivePair& p) { return p.refs > 0; })) table_.retain(id_), ++pair().refs;
+        break;
+      case 3:
+        release();
+        break;
+      case 4:
+      case 5:
+        demote();
+        break;
+      case 6:
+        back_up();
+        break;
+      case 7:
+        restore();
+        break;
+      case 8:
+        end_transfer();
+        break;
+      default:
+        promote();
+        break;
+    }
+    compare();
+  }
+  int num_promoted() const { return num_promoted_; }
+
+ private:
+  int below(int n) { return int(rng_() % unsigned(n)); }
+  NaivePair& pair() { return model_.at(id_); }
+  int used_pages() const {
+    int pages = 0;
+    for (const auto& [id, p] : model_) pages += p.pages;
+    return pages;
+  }
+  int used_slots() const {
+    int slots = int(orphans_.size());
+    for (const auto& [id, p] : model_) slots += p.slot;
+    return slots;
+  }
+  // Makes id_ one of those pairs; false: there is none.
+  template <class Fits>
+  bool any(Fits fits) {
+    std::vector<PairId> found;
+    for (const auto& [id, p] : model_)
+      if (fits(p)) found.push_back(id);
+    if (found.empty()) return false;
+    id_ = found[size_t(below(int(found.size())))];
+    return true;
+  }
+  static bool is_idle_target(const NaivePair& p) {
+    return p.refs > 0 && !p.base && p.pages == 2 && p.transition == Transition::none;
+  }
+
+  void create() {
+    const std::optional<PageId> even = table_.acquire_page();
+    ASSERT_EQ(even.has_value(), used_pages() < num_pages_);
+    if (!even) return;
+    id_ = table_.create(*even);
+    ASSERT_TRUE(model_.emplace(id_, NaivePair{}).second) << "the id of a live pair";
+    if (below(4) == 0) return;
+    if (const std::optional<PageId> odd = table_.acquire_page()) table_.set_odd(id_, *odd), pair().pages = 2;
+  }
+  void release() {
+    if (!any([](const NaivePair& p) { return p.refs > 0; })) return;
+    table_.release(id_);
+    NaivePair& p = pair();
+    if (--p.refs > 0 || p.holds_pages()) return;
+    if (p.transition == Transition::draining) orphans_.insert(p.ticket);
+    model_.erase(id_);
+  }
+  void demote() {
+    if (!any(is_idle_target)) return;
+    const bool keep = below(4) && (pair().slot || used_slots() < num_slots_);
+    const DemoteJob job = table_.demote(id_, keep);
+    NaivePair& p = pair();
+    p.base = true, p.pages = 1;
+    ASSERT_EQ(job.low >= 0, keep && !p.slot);
+    if (job.low >= 0) p.slot = true, p.transition = Transition::draining, p.ticket = job.ticket;
+  }
+  void back_up() {
+    if (used_slots() == num_slots_ || !any([](const NaivePair& p) { return is_idle_target(p) && !p.slot; }))
+      return;
+    pair().ticket = table_.back_up(id_).ticket;
+    pair().slot = true, pair().transition = Transition::backing_up;
+  }
+  void restore() {
+    if (!any([](const NaivePair& p) {
+          return p.refs > 0 && p.base && p.slot && p.transition == Transition::none;
+        }))
+      return;
+    const std::optional<PageId> odd = table_.acquire_page();
+    ASSERT_EQ(odd.has_value(), used_pages() < num_pages_);
+    if (!odd) return;
+    pair().ticket = table_.restore(id_, *odd).ticket;
+    pair().pages = 2, pair().transition = Transition::restoring;
+  }
+  void end_transfer() {
+    if (!orphans_.empty() && below(3) == 0) {
+      EXPECT_EQ(table_.transfer_done(*orphans_.begin()).pair, kNoPair);
+      orphans_.erase(orphans_.begin());
+    } else if (any([](const NaivePair& p) { return p.ticket != 0; })) {
+      NaivePair& p = pair();
+      const bool restored = p.transition == Transition::restoring, gone = p.refs == 0 && !restored;
+      EXPECT_EQ(table_.transfer_done(std::exchange(p.ticket, 0)).pair, gone ? kNoPair : id_);
+      p.transition = restored ? Transition::restored : Transition::none;
+      if (gone) model_.erase(id_);
     }
   }
+  void promote() {
+    if (!any([](const NaivePair& p) { return p.transition == Transition::restored; })) return;
+    const bool keep = below(2);
+    table_.promote(id_, keep);
+    table_.free_promoted_slots();
+    ++num_promoted_;
+    NaivePair& p = pair();
+    p.base = false, p.transition = Transition::none, p.slot = p.slot && keep;
+    if (p.refs == 0) model_.erase(id_);
+  }
+
+  void compare() {
+    table_.check_integrity();
+    int alive = 0, base = 0, locked = 0;
+    for (const auto& [id, p] : model_) {
+      const bool reserved = p.transition == Transition::restoring || p.transition == Transition::restored;
+      locked += p.refs == 0 ? p.pages : reserved;
+      if (p.refs == 0) continue;
+      ++alive, base += p.base;
+      ASSERT_EQ(table_[id].refs, p.refs);
+      ASSERT_EQ(table_[id].transition, p.transition);
+      ASSERT_EQ(table_.is_base(id), p.base);
+      ASSERT_EQ(table_[id].slot != kNoSlot, p.slot);
+      ASSERT_EQ(table_.num_releasable_pages(id), p.holds_pages() ? 0 : p.pages);
+    }
+    ASSERT_EQ(table_.num_free_pages(), num_pages_ - used_pages());
+    ASSERT_EQ(table_.num_free_slots(), num_slots_ - used_slots());
+    ASSERT_EQ(table_.num_locked_pages(), locked);
+    ASSERT_EQ(table_.num_pairs(), alive);
+    ASSERT_EQ(table_.num_base(), base);
+  }
+
+  std::mt19937 rng_;
+  int num_pages_, num_slots_;
+  PairTable table_;
+  std::map<PairId, NaivePair> model_;  // with those that only their transfer keeps
+  std::set<uint32_t> orphans_;         // transfers whose pair has gone
+  PairId id_ = kNoPair;
+  int num_promoted_ = 0;
+};
+
+TEST(PairTable, BehavesLikeANaiveModel) {
+  int promoted = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    PairTwin twin(seed);
+    for (int op = 0; op < 1000; ++op) {
+      twin.operate();
+      if (HasFailure()) return;
+    }
+    promoted += twin.num_promoted();
+  }
+  EXPECT_GT(promoted, 1000);
 }
 
 // What the manager and the cache must do, with no care for speed: an entry of the cache is named by all that
@@ -58,18 +206,23 @@ class NaiveKv {
   struct Entry {
     std::set<SeqId> users;
     long idle_since = 0;  // order of becoming idle
+    bool base = false;
+    bool restored = false;  // its low bytes have arrived: a page more is taken, and eviction frees nothing yet
+    int pages() const { return base && !restored ? 1 : 2; }
+    int releasable() const { return restored ? 0 : pages(); }
   };
 
   explicit NaiveKv(int num_pages) : num_pages_(num_pages) {}
 
   int free_pages() const {
-    int used = 2 * int(cache_.size());
+    int used = 2 * num_leftovers_;
+    for (const auto& [name, entry] : cache_) used += entry.pages();
     for (const auto& [id, pages] : own_pages_) used += pages;
     return num_pages_ - used;
   }
   int idle_pages() const {
     int pages = 0;
-    for (const auto& [name, entry] : cache_) pages += entry.users.empty() ? 2 : 0;
+    for (const auto& [name, entry] : cache_) pages += entry.users.empty() ? entry.releasable() : 0;
     return pages;
   }
   int budget() const { return free_pages() + idle_pages(); }
@@ -82,7 +235,7 @@ class NaiveKv {
       const auto entry = cache_.find(name_of(s, pair));
       if (entry == cache_.end()) break;
       hit.num_tokens += kPairTokens;
-      hit.num_free_pages += entry->second.users.empty() ? 2 : 0;
+      hit.num_free_pages += entry->second.users.empty() ? entry->second.releasable() : 0;
     }
     return hit;
   }
@@ -90,7 +243,7 @@ class NaiveKv {
   int freeable(const Sequence& s) const {
     const auto own = own_pages_.find(s.id);
     int pages = own == own_pages_.end() ? 0 : own->second;
-    for (const auto& [name, entry] : cache_) pages += entry.users == std::set<SeqId>{s.id} ? 2 : 0;
+    for (const auto& [name, entry] : cache_) pages += entry.users == std::set<SeqId>{s.id} ? entry.pages() : 0;
     return pages;
   }
 
@@ -108,7 +261,9 @@ class NaiveKv {
 
   void publish(const Sequence& s, int num_computed) {
     for (int pair = num_cached(s.id); (pair + 1) * kPairTokens <= num_computed; ++pair) {
-      cache_[name_of(s, pair)].users.insert(s.id);
+      Entry& entry = cache_[name_of(s, pair)];
+      if (entry.base) return;
+      entry.users.insert(s.id);
       own_pages_[s.id] -= 2;
     }
   }
@@ -127,7 +282,24 @@ class NaiveKv {
   }
 
   void reset() {
-    std::erase_if(cache_, [](const auto& item) { return item.second.users.empty(); });
+    std::erase_if(cache_, [&](const auto& item) {
+      const bool idle = item.second.users.empty();
+      num_leftovers_ += idle && item.second.restored;
+      return idle;
+    });
+  }
+
+  // The cached pair that a sequence uses at this place.
+  Entry& entry(const Sequence& s, int pair) { return cache_.at(name_of(s, pair)); }
+  void restore(Entry& entry) {
+    if (free_pages() == 0) evict();
+    entry.restored = true;
+  }
+  // What was restored becomes TARGET, what of it nobody knows any more comes free.
+  void promote() {
+    num_leftovers_ = 0;
+    for (auto& [name, entry] : cache_)
+      if (std::exchange(entry.restored, false)) entry.base = false;
   }
 
  private:
@@ -155,6 +327,7 @@ class NaiveKv {
 
   int num_pages_;
   long now_ = 0;
+  int num_leftovers_ = 0;           // restored pairs that were forgotten
   std::map<SeqId, int> own_pages_;  // not in the cache
   std::map<Name, Entry> cache_;
 };
@@ -165,7 +338,7 @@ class Twin {
  public:
   explicit Twin(unsigned seed)
       : rng_(seed),
-        serving_({}, {}, 12 + int(rng_() % 60), 4),
+        serving_({}, {}, 12 + int(rng_() % 60), 4, 6),
         model_(serving_.kv.num_pages()),
         num_salts_(1 + int(rng_() % 3)) {}
 
@@ -189,6 +362,7 @@ class Twin {
   int num_preempted() const { return num_preempted_; }
   int num_hit_tokens() const { return num_hit_tokens_; }
   int num_evicting_steps() const { return num_evicting_steps_; }
+  int num_demoted() const { return num_demoted_; }
 
  private:
   inline static const SamplingParams kEndless{.max_tokens = 1 << 20};  // sequences end by leave() only
@@ -232,15 +406,54 @@ class Twin {
     StepPlan& plan = serving_.plan;
     plan.clear();
     int budget = model_.budget();
+    plan.promotes.assign(serving_.kv.restored().begin(), serving_.kv.restored().end());
     plan_preemptions(budget);
+    plan_demotions(budget);
     for (const Sequence* s : serving_.sequences.running()) plan_chunk(*s, budget);
     if (plan.preempted.empty())
       for (const Sequence* s : serving_.sequences.waiting()) plan_admission(*s, budget);
+    plan_restores(budget);
     apply_to_model();
     serving_.commit();
     for (const ChunkPlan& chunk : plan.chunks)
       model_.publish(serving_.sequences[chunk.seq], chunk.first_pos + chunk.num_tokens);
     serving_.execute();  // samples where the plan says so
+    for (const DemoteJob& job : serving_.kv.jobs().demotes) serving_.kv.transfer_done(job.ticket);
+    for (const TransferJob& job : serving_.kv.jobs().transfers) serving_.kv.transfer_done(job.ticket);
+  }
+
+  // The cached pairs of those who keep their pages, each once.
+  template <class Visit>
+  void for_each_kept_pair(Visit visit) {
+    std::set<PairId> seen;
+    for (const Sequence* s : serving_.sequences.running()) {
+      const auto& gone = serving_.plan.preempted;
+      if (std::find(gone.begin(), gone.end(), s->id) != gone.end()) continue;
+      for (int i = 0; i < s->blocks.num_cached; ++i)
+        if (seen.insert(s->blocks.pairs[size_t(i)]).second) visit(*s, i, s->blocks.pairs[size_t(i)]);
+    }
+  }
+
+  void plan_demotions(int& budget) {
+    const PairTable& pairs = serving_.kv.pairs();
+    demoted_.clear();
+    for_each_kept_pair([&](const Sequence& s, int i, PairId pair) {
+      if (below(30) || !pairs.may_demote(pair, false) || int(demoted_.size()) >= pairs.num_free_slots()) return;
+      serving_.plan.demotes.push_back(pair);
+      demoted_.push_back(&model_.entry(s, i));
+      ++budget, ++num_demoted_;
+    });
+  }
+
+  void plan_restores(int& budget) {
+    const PairTable& pairs = serving_.kv.pairs();
+    restored_.clear();
+    for_each_kept_pair([&](const Sequence& s, int i, PairId pair) {
+      if (below(4) || budget == 0 || !pairs.is_base(pair) || pairs[pair].transition != Transition::none) return;
+      serving_.plan.restores.push_back(pair);
+      restored_.push_back(&model_.entry(s, i));
+      --budget;
+    });
   }
 
   void plan_preemptions(int& budget) {
@@ -256,7 +469,7 @@ class Twin {
     const auto& gone = serving_.plan.preempted;
     if (std::find(gone.begin(), gone.end(), s.id) != gone.end() || below(4) == 0) return;
     const int n = 1 + below(std::min(s.num_tokens() - s.num_computed, 100));
-    const int pages = ceil_div(s.num_computed + n, kBlockTokens) - s.blocks.num_blocks();
+    const int pages = ceil_div(s.num_computed + n, kBlockTokens) - s.blocks.num_blocks;
     if (pages > budget) return;
     budget -= std::max(pages, 0);
     serving_.plan.chunks.push_back({s.id, s.num_computed, n, s.num_computed + n == s.num_tokens()});
@@ -277,13 +490,16 @@ class Twin {
 
   void apply_to_model() {
     const StepPlan& plan = serving_.plan;
+    model_.promote();
     for (SeqId id : plan.preempted) model_.release(id);
     for (size_t i = 0; i < plan.admitted.size(); ++i)
       model_.attach(serving_.sequences[plan.admitted[i]],
                     plan.chunks[plan.chunks.size() - plan.admitted.size() + i].first_pos);
+    for (NaiveKv::Entry* entry : demoted_) entry->base = true;
     const int entries = model_.num_entries();
     for (const ChunkPlan& chunk : plan.chunks)
       model_.extend(serving_.sequences[chunk.seq], chunk.first_pos + chunk.num_tokens);
+    for (NaiveKv::Entry* entry : restored_) model_.restore(*entry);
     num_evicting_steps_ += model_.num_entries() < entries;
   }
 
@@ -311,11 +527,12 @@ class Twin {
   testing::FakeServing serving_;
   NaiveKv model_;
   int num_salts_;
-  int num_preempted_ = 0, num_hit_tokens_ = 0, num_evicting_steps_ = 0;
+  std::vector<NaiveKv::Entry*> demoted_, restored_;  // by the plan being made
+  int num_preempted_ = 0, num_hit_tokens_ = 0, num_evicting_steps_ = 0, num_demoted_ = 0;
 };
 
 TEST(KvManager, BehavesLikeANaiveModel) {
-  int preempted = 0, hit_tokens = 0, evicting_steps = 0;
+  int preempted = 0, hit_tokens = 0, evicting_steps = 0, demoted = 0;
   for (unsigned seed = 0; seed < 250; ++seed) {
     SCOPED_TRACE(seed);
     Twin twin(seed);
@@ -327,11 +544,13 @@ TEST(KvManager, BehavesLikeANaiveModel) {
     preempted += twin.num_preempted();
     hit_tokens += twin.num_hit_tokens();
     evicting_steps += twin.num_evicting_steps();
+    demoted += twin.num_demoted();
   }
   // The operations that matter did happen, often.
   EXPECT_GT(preempted, 1000);
   EXPECT_GT(hit_tokens, 100000);
   EXPECT_GT(evicting_steps, 1000);
+  EXPECT_GT(demoted, 1000);
   RecordProperty("preempted", preempted);
   RecordProperty("hit_tokens", hit_tokens);
   RecordProperty("evicting_steps", evicting_steps);

@@ -6,7 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elastickv/kv_manager.h"
@@ -48,6 +50,8 @@ class FakeDevice {
   // Writes the cells of the step, then reads back all that each of its chunks can see. Returns the state at the
   // last position of each chunk, in the order of the chunks.
   std::vector<uint64_t> run(const StepInput& in, const StepPlan& plan, SequenceTable& sequences) {
+    for (const DemoteJob& job : in.demotes) demote(job);
+    for (const PromoteJob& job : in.promotes) promote(job);
     write(in, plan, sequences);
     std::vector<uint64_t> last;
     for (size_t s = 0; s < plan.chunks.size(); ++s)
@@ -56,6 +60,21 @@ class FakeDevice {
   }
 
  private:
+  uint64_t& cell(int even, int odd, int i) {
+    return cells_.at(size_t(i < kBlockTokens ? even : odd) * kBlockTokens + size_t(i % kBlockTokens));
+  }
+  // Fidelity is not this device's business: a BASE page holds the cells of both blocks as they were.
+  void demote(const DemoteJob& job) {
+    auto& packed = base_[job.even];
+    packed.clear();
+    for (int i = 0; i < kPairTokens; ++i) packed.push_back(std::exchange(cell(job.even, job.odd, i), 0));
+  }
+  void promote(const PromoteJob& job) {
+    const auto packed = base_.extract(job.even);
+    ASSERT_FALSE(packed.empty()) << "promoted what is not BASE";
+    for (int i = 0; i < kPairTokens; ++i) cell(job.even, job.odd, i) = packed.mapped()[size_t(i)];
+  }
+
   void write(const StepInput& in, const StepPlan& plan, SequenceTable& sequences) {
     for (size_t s = 0; s < plan.chunks.size(); ++s) {
       const Sequence& sequence = sequences[plan.chunks[s].seq];
@@ -69,28 +88,32 @@ class FakeDevice {
     }
   }
 
-  uint64_t read(const StepInput& in, int s, const Sequence& sequence) const {
+  uint64_t read(const StepInput& in, int s, const Sequence& sequence) {
     uint64_t state = initial_state(sequence.request.cache_salt);
     const auto pairs = in.block_table.row(s);
     for (int i = 0; i < in.kv_len[size_t(s)]; ++i) {
       state = mix(state, uint64_t(sequence.tokens[size_t(i)]));
       const PairEntry& pair = pairs[size_t(i / kPairTokens)];
-      const int page = i % kPairTokens < kBlockTokens ? pair.even_page() : pair.odd;
-      EXPECT_EQ(cells_.at(size_t(page) * kBlockTokens + size_t(i % kBlockTokens)), state)
-          << "sequence " << uint64_t(sequence.id) << ", position " << i << ", page " << page;
+      const int in_pair = i % kPairTokens;
+      EXPECT_EQ(
+          pair.is_base() ? base_.at(pair.even_page()).at(size_t(in_pair)) : cell(pair.even, pair.odd, in_pair),
+          state)
+          << "sequence " << uint64_t(sequence.id) << ", position " << i << ", page " << pair.even_page();
     }
     return state;
   }
 
   std::vector<uint64_t> cells_;
+  std::map<int, std::vector<uint64_t>> base_;  // by page
 };
 
 // One engine's worth of state. Usage: add(), then step() until done().
 struct FakeServing {
-  FakeServing(const SchedulerConfig& scheduler, const KvConfig& kv_config, int num_pages, int vocab)
+  FakeServing(const SchedulerConfig& scheduler, const KvConfig& kv_config, int num_pages, int vocab,
+              int num_host_slots = 0)
       : config(scheduler),
         vocab(vocab),
-        kv(kv_config, num_pages),
+        kv(kv_config, num_pages, {}, num_host_slots),
         sequences(scheduler.policy),
         device(num_pages) {}
 
@@ -112,13 +135,13 @@ struct FakeServing {
     kv.commit(plan, sequences);
     for (SeqId id : plan.preempted) sequences.preempt(id);
     for (SeqId id : plan.admitted) sequences.admit(id);
-    pack_step(plan, sequences, packed);
+    pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
   }
 
   // Runs the committed plan; returns what ended, each with all its tokens.
   std::vector<std::pair<SeqId, std::vector<TokenId>>> execute() {
     std::vector<std::pair<SeqId, std::vector<TokenId>>> ended;
-    const std::vector<uint64_t> states = device.run(packed.view(), plan, sequences);
+    const std::vector<uint64_t> states = device.run(packed.view(kv.jobs()), plan, sequences);
     for (size_t i = 0; i < plan.chunks.size(); ++i) {
       Sequence& sequence = sequences[plan.chunks[i].seq];
       sequence.num_computed += plan.chunks[i].num_tokens;

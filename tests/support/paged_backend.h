@@ -2,10 +2,20 @@
 // paged_backend.h -- a device that computes nothing but respects every page: it stores token ids where K and V
 // would go and "predicts" a hash of what it reads back through the block table. A wrong page, a stale prefix or
 // a lost write changes the tokens, so tests of the engine see it as wrong output.
+//
+// Of a BASE pair it keeps the ids divided by kLow, of the low part what the jobs say, and copies end as late as
+// `draw_delay` says. While a copy is under way its source and target must stay as they are; pages freed by a
+// demotion are poisoned, and so is what a copy has not finished. A row that reads BASE predicts the token after
+// its true history all the same, because the high parts it reads match it: so tokens never depend on fidelity,
+// and a wrong byte shows.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "elastickv/backend.h"
@@ -13,6 +23,7 @@
 namespace ekv::test {
 
 constexpr int kFakeVocab = 1000;
+constexpr int kLow = 16;  // a BASE pair keeps token / kLow, its low plane token % kLow
 
 // The definition: what the device must predict after `history`.
 inline TokenId next_token(std::span<const TokenId> history) {
@@ -23,49 +34,208 @@ inline TokenId next_token(std::span<const TokenId> history) {
 
 class PagedBackend : public Backend {
  public:
-  explicit PagedBackend(int num_pages) : store_(size_t(num_pages) * kBlockTokens, -1) {
-    info_ = {.name = "paged", .num_pages = num_pages};
+  explicit PagedBackend(int num_pages, int num_host_slots = 0)
+      : store_(size_t(num_pages) * kBlockTokens, kPoison),
+        base_(size_t(num_pages)),
+        host_(size_t(num_host_slots) * kPairTokens, kPoison) {
+    info_ = {.name = "paged", .num_pages = num_pages, .num_host_slots = num_host_slots};
   }
   const BackendInfo& info() const override { return info_; }
 
   void submit(const StepInput& in) override {
     output_.rows.clear();
     output_.invalid_chunks.clear();
+    output_.transfers_done.clear();
+    for (const DemoteJob& job : in.demotes) demote(job);
+    for (const PromoteJob& job : in.promotes) promote(job);
     for (size_t i = 0; i < in.tokens.size(); ++i)
-      if (in.slot_mapping[i] >= 0) store_.at(size_t(in.slot_mapping[i])) = in.tokens[i];
-    for (const SampleRow& row : in.sample_rows) {
-      size_t chunk = 0;
-      while (in.q_start[chunk + 1] <= row.row) ++chunk;
-      const int length = in.positions[size_t(row.row)] + 1;
-      SampledRow sampled{.token = row.target};
-      const TokenId predicted = next_token(read(in.block_table.row(int(chunk)), length));
-      if (row.target < 0) sampled.token = predicted;
-      if (row.num_logprobs >= 0)
-        sampled.logprobs = TokenLogprobs{.chosen = {sampled.token, sampled.token == predicted ? 0.0f : -9.0f}};
-      if (sampled.token == poison_token) output_.invalid_chunks.push_back(int32_t(chunk));
-      output_.rows.push_back(sampled);
-    }
+      if (in.slot_mapping[i] >= 0) write(in.slot_mapping[i], in.tokens[i]);
+    check_shapes(in);
+    for (const SampleRow& row : in.sample_rows) sample(in, row);
+    for (const TransferJob& job : in.transfers) begin(job);
+    end_transfers();
     ++steps;
     max_batch = std::max(max_batch, int(in.kv_len.size()));
   }
   const StepOutput& collect() override { return output_; }
 
   int steps = 0, max_batch = 0;
-  TokenId poison_token = -2;  // a row that would yield this token is reported as not finite
+  int demoted = 0, promoted = 0, general_steps = 0, structured_steps = 0;
+  TokenId poison_token = -2;        // a row that would yield this token is reported as not finite
+  std::function<int()> draw_delay;  // steps until a copy ends, from 0 on; null: 0
+
+  bool in_flight() const { return !flights_.empty(); }
+  int staged() const { return int(staged_.size()); }
 
  private:
-  std::vector<TokenId> read(std::span<const PairEntry> pairs, int length) const {
+  static constexpr TokenId kPoison = -1000000;
+  struct Flight {
+    TransferKind kind{};
+    int even = -1, odd = -1, host = -1;
+    int steps_left = 0;
+    std::vector<TokenId> low, high;  // what it carries; what its pages hold until it ends
+  };
+
+  TokenId& cell(int page, int i) { return store_.at(size_t(page) * kBlockTokens + size_t(i)); }
+  TokenId& cell(int even, int odd, int i) {
+    return i < kBlockTokens ? cell(even, i) : cell(odd, i - kBlockTokens);
+  }
+  TokenId& host(int slot, int i) { return host_.at(size_t(slot) * kPairTokens + size_t(i)); }
+
+  bool reads_page(int page) const {
+    return std::ranges::any_of(flights_, [&](const auto& f) {
+      return f.second.kind == TransferKind::backup_low && (f.second.even == page || f.second.odd == page);
+    });
+  }
+  bool uses_slot(int slot) const {
+    return std::ranges::any_of(flights_, [&](const auto& f) { return f.second.host == slot; });
+  }
+
+  void write(Slot slot, TokenId token) {
+    const int page = int(slot / kBlockTokens);
+    ASSERT_FALSE(reads_page(page)) << "page " << page << " is written while a copy reads it";
+    base_.at(size_t(page)).clear();
+    store_.at(size_t(slot)) = token;
+  }
+
+  void demote(const DemoteJob& job) {
+    ASSERT_FALSE(reads_page(job.even) || reads_page(job.odd)) << "demoted while a copy reads it";
+    std::vector<TokenId> high, low;
+    for (int i = 0; i < kPairTokens; ++i) {
+      const TokenId token = cell(job.even, job.odd, i);
+      ASSERT_GE(token, 0) << "a pair is demoted whose KV was never written";
+      high.push_back(token / kLow), low.push_back(token % kLow);
+    }
+    for (int i = 0; i < kPairTokens; ++i) cell(job.even, job.odd, i) = kPoison;
+    base_.at(size_t(job.even)) = high;
+    ++demoted;
+    if (job.low < 0) return;
+    fly(job.ticket, {.kind = TransferKind::backup_low, .host = job.low, .low = low});
+  }
+
+  void promote(const PromoteJob& job) {
+    const auto staged = staged_.find(job.low);
+    ASSERT_NE(staged, staged_.end()) << "promoted before its low bytes arrived";
+    const std::vector<TokenId> high = base_.at(size_t(job.even));
+    ASSERT_EQ(high.size(), size_t(kPairTokens)) << "promoted what is not BASE";
+    base_.at(size_t(job.even)).clear(), base_.at(size_t(job.odd)).clear();
+    for (int i = 0; i < kPairTokens; ++i)
+      cell(job.even, job.odd, i) = high[size_t(i)] * kLow + staged->second[size_t(i)];
+    staged_.erase(staged);
+    ++promoted;
+  }
+
+  void begin(const TransferJob& job) {
+    Flight flight{.kind = job.kind, .even = job.even, .odd = job.odd, .host = job.host};
+    if (job.kind == TransferKind::backup_low) {
+      for (int i = 0; i < kPairTokens; ++i) {
+        flight.high.push_back(cell(job.even, job.odd, i));
+        flight.low.push_back(flight.high.back() % kLow);
+      }
+    } else {
+      ASSERT_EQ(job.kind, TransferKind::restore_low);
+      flight.even = flight.odd = -1;
+      for (int i = 0; i < kPairTokens; ++i) {
+        ASSERT_GE(host(job.host, i), 0) << "restored from a slot that holds nothing";
+        flight.low.push_back(host(job.host, i));
+      }
+    }
+    fly(job.ticket, std::move(flight));
+  }
+
+  void fly(uint32_t ticket, Flight flight) {
+    ASSERT_GT(ticket, 0u);
+    ASSERT_FALSE(uses_slot(flight.host)) << "host slot " << flight.host << " has a copy under way";
+    if (flight.kind == TransferKind::backup_low) {
+      ASSERT_FALSE(staged_.contains(flight.host)) << "a slot is reused before what it staged";
+      for (int i = 0; i < kPairTokens; ++i) host(flight.host, i) = kPoison;
+    }
+    flight.steps_left = draw_delay ? draw_delay() : 0;
+    ASSERT_TRUE(flights_.emplace(ticket, std::move(flight)).second) << "a ticket is in use";
+  }
+
+  void end_transfers() {
+    for (auto it = flights_.begin(); it != flights_.end();) {
+      Flight& flight = it->second;
+      if (flight.steps_left-- > 0) {
+        ++it;
+        continue;
+      }
+      for (int i = 0; i < kPairTokens; ++i)
+        if (flight.kind == TransferKind::restore_low) {
+          ASSERT_EQ(host(flight.host, i), flight.low[size_t(i)]) << "a slot changed under a copy";
+        } else if (flight.even >= 0) {
+          ASSERT_EQ(cell(flight.even, flight.odd, i), flight.high[size_t(i)]) << "a page changed under a copy";
+        }
+      if (flight.kind == TransferKind::restore_low)
+        staged_[flight.host] = flight.low;
+      else
+        for (int i = 0; i < kPairTokens; ++i) host(flight.host, i) = flight.low[size_t(i)];
+      output_.transfers_done.push_back(it->first);
+      it = flights_.erase(it);
+    }
+  }
+
+  // What pack_step tells of the batch, recomputed from its tables.
+  void check_shapes(const StepInput& in) {
+    KvPath least = KvPath::native;
+    for (size_t s = 0; s < in.kv_len.size(); ++s) {
+      int first = -1, last = -1, count = 0;
+      for (int i = 0; i < in.block_table.max_pairs; ++i)
+        if (in.block_table.row(int(s))[size_t(i)].is_base()) {
+          last = i;
+          if (count++ == 0) first = i;
+        }
+      ASSERT_EQ(in.base_runs[s].count, count);
+      if (count == 0) continue;
+      ASSERT_EQ(in.base_runs[s].first, first);
+      ASSERT_EQ(in.base_runs[s].end, last + 1);
+      least = std::max(least, last + 1 - first == count ? KvPath::structured : KvPath::general);
+    }
+    ASSERT_GE(in.path, least);
+    ASSERT_EQ(in.path == KvPath::native, least == KvPath::native);
+    structured_steps += in.path == KvPath::structured;
+    general_steps += in.path == KvPath::general;
+  }
+
+  void sample(const StepInput& in, const SampleRow& row) {
+    size_t chunk = 0;
+    while (in.q_start[chunk + 1] <= row.row) ++chunk;
+    const int length = in.positions[size_t(row.row)] + 1;
+    SampledRow sampled{.token = row.target};
+    const TokenId predicted =
+        next_token(read(in.block_table.row(int(chunk)), row.tokens.first(size_t(length))));
+    if (row.target < 0) sampled.token = predicted;
+    if (row.num_logprobs >= 0)
+      sampled.logprobs = TokenLogprobs{.chosen = {sampled.token, sampled.token == predicted ? 0.0f : -9.0f}};
+    if (sampled.token == poison_token) output_.invalid_chunks.push_back(int32_t(chunk));
+    output_.rows.push_back(sampled);
+  }
+
+  // The history as the pages hold it; a BASE pair gives the high part, and `known` the low part that it lacks.
+  std::vector<TokenId> read(std::span<const PairEntry> pairs, std::span<const TokenId> known) {
     std::vector<TokenId> history;
-    for (int position = 0; position < length; ++position) {
+    for (int position = 0; position < int(known.size()); ++position) {
       const PairEntry& pair = pairs[size_t(position / kPairTokens)];
-      const int page = position % kPairTokens < kBlockTokens ? pair.even_page() : pair.odd;
-      history.push_back(store_.at(size_t(page) * kBlockTokens + size_t(position % kBlockTokens)));
+      const int i = position % kPairTokens;
+      if (pair.is_base()) {
+        const std::vector<TokenId>& high = base_.at(size_t(pair.even_page()));
+        EXPECT_EQ(high.size(), size_t(kPairTokens)) << "read as BASE what is not";
+        const TokenId top = high.empty() ? kPoison : high[size_t(i)];
+        history.push_back(top * kLow + known[size_t(position)] % kLow);
+      } else {
+        history.push_back(cell(pair.even, pair.odd, i));
+      }
     }
     return history;
   }
 
   BackendInfo info_;
-  std::vector<TokenId> store_;
+  std::vector<TokenId> store_;                  // [page][token] of TARGET pages
+  std::vector<std::vector<TokenId>> base_;      // [page] high parts of a pair; empty: the page is not BASE
+  std::vector<TokenId> host_;                   // [slot][token] low parts
+  std::map<int, std::vector<TokenId>> staged_;  // by host slot: restored, waiting for their promotion
+  std::map<uint32_t, Flight> flights_;
   StepOutput output_;
 };
 

@@ -23,7 +23,13 @@ uint64_t always_the_same(uint64_t, std::span<const TokenId>) { return 42; }
 
 // A cache whose entries get pages that only they hold, as if the sequence that made them had gone.
 struct Fixture {
-  explicit Fixture(int num_pages, PairHash hash = hash_pair) : pool(num_pages), cache(pool, hash) {}
+  explicit Fixture(int num_pages, PairHash hash = hash_pair) : table(num_pages, 4), cache(table, hash) {}
+
+  PairId new_pair() {
+    const PairId pair = table.create(*table.acquire_page());
+    table.set_odd(pair, *table.acquire_page());
+    return pair;
+  }
 
   // A sequence with these pairs: makes what is missing, and pins all.
   std::vector<CachedPair*> use(const std::vector<Tokens>& pairs, const std::string& salt = "") {
@@ -32,9 +38,9 @@ struct Fixture {
       CachedPair* parent = chain.empty() ? nullptr : chain.back();
       CachedPair* entry = cache.find(parent, tokens, salt);
       const bool is_new = !entry;
-      if (is_new) entry = &cache.insert(parent, tokens, salt, *pool.acquire(), *pool.acquire());
+      if (is_new) entry = &cache.insert(parent, tokens, salt, new_pair());
       cache.pin(*entry);
-      if (!is_new) pool.retain(entry->even), pool.retain(entry->odd);
+      if (!is_new) table.retain(entry->pair);
       chain.push_back(entry);
     }
     cache.check_integrity();
@@ -43,7 +49,7 @@ struct Fixture {
 
   void leave(const std::vector<CachedPair*>& chain) {
     for (auto entry = chain.rbegin(); entry != chain.rend(); ++entry) {
-      pool.release((*entry)->even), pool.release((*entry)->odd);
+      table.release((*entry)->pair);
       cache.unpin(**entry);
     }
     cache.check_integrity();
@@ -58,7 +64,7 @@ struct Fixture {
     return n;
   }
 
-  PagePool pool;
+  PairTable table;
   PrefixCache cache;
 };
 
@@ -114,10 +120,10 @@ TEST(PrefixCache, AnEntryHoldsItsPagesUntilItIsEvicted) {
   const auto chain = f.use({pair_of(0)});
   EXPECT_EQ(f.cache.num_idle_pages(), 0);
   f.leave(chain);
-  EXPECT_EQ(f.pool.num_free(), 6);
+  EXPECT_EQ(f.table.num_free_pages(), 6);
   EXPECT_EQ(f.cache.num_idle_pages(), 2);
   EXPECT_TRUE(f.cache.evict_one());
-  EXPECT_EQ(f.pool.num_free(), 8);
+  EXPECT_EQ(f.table.num_free_pages(), 8);
   EXPECT_EQ(f.cache.num_idle_pages(), 0);
   EXPECT_EQ(f.found({pair_of(0)}), 0);
   EXPECT_FALSE(f.cache.evict_one());
@@ -162,7 +168,7 @@ TEST(PrefixCache, NeverEvictsWhatIsUsedNorItsAncestors) {
   f.leave(used);
   f.cache.clear();
   EXPECT_EQ(f.cache.num_entries(), 0);
-  EXPECT_EQ(f.pool.num_free(), 64);
+  EXPECT_EQ(f.table.num_free_pages(), 64);
 }
 
 TEST(PrefixCache, ClearKeepsWhatIsUsed) {
@@ -177,27 +183,29 @@ TEST(PrefixCache, ClearKeepsWhatIsUsed) {
 }
 
 TEST(PrefixCache, GivesBackAllPagesWhenItEnds) {
-  PagePool pool(8);
+  PairTable table(8, 0);
   {
-    PrefixCache cache(pool);
-    const PageId even = *pool.acquire(), odd = *pool.acquire();
-    cache.insert(nullptr, pair_of(0), "", even, odd);
-    pool.release(even), pool.release(odd);
-    EXPECT_EQ(pool.num_free(), 6);
+    PrefixCache cache(table);
+    const PairId pair = table.create(*table.acquire_page());
+    table.set_odd(pair, *table.acquire_page());
+    cache.insert(nullptr, pair_of(0), "", pair);
+    table.release(pair);
+    EXPECT_EQ(table.num_free_pages(), 6);
   }
-  EXPECT_EQ(pool.num_free(), 8);
+  EXPECT_EQ(table.num_free_pages(), 8);
 }
 
 TEST(PrefixCache, AFullCacheThatTurnsOverAllocatesNothing) {
   Fixture f(64);
   const auto turn_over = [&](int first, int count) {
     for (int i = first; i < first + count; ++i) {
-      if (f.pool.num_free() < 2) f.cache.evict_one();
+      if (f.table.num_free_pages() < 2) f.cache.evict_one();
       std::array<TokenId, kPairTokens> tokens{};
       tokens[0] = i;
-      const PageId even = *f.pool.acquire(), odd = *f.pool.acquire();
-      f.cache.insert(nullptr, tokens, "a salt that is too long for the string itself", even, odd);
-      f.pool.release(even), f.pool.release(odd);
+      const PairId pair = f.new_pair();
+      f.cache.insert(nullptr, tokens, "a salt that is too long for the string itself", pair);
+      f.table.release(pair);
+      f.cache.refresh(*f.table[pair].cached);
     }
   };
   turn_over(0, 100);
@@ -207,13 +215,58 @@ TEST(PrefixCache, AFullCacheThatTurnsOverAllocatesNothing) {
   EXPECT_EQ(testing::num_allocations - before, 1000);
 }
 
+TEST(PrefixCache, ChainsOfCleanAndTaintedKvAreApart) {
+  Fixture f(64);
+  const Tokens a = pair_of(0), b = pair_of(100);
+  const auto clean = f.use({a});
+  const PairId pair = f.new_pair();
+  f.table.set_tainted(pair);
+  CachedPair& tainted = f.cache.insert(clean[0], b, "", pair);
+  f.cache.pin(tainted);
+  EXPECT_EQ(f.cache.find(clean[0], b, ""), nullptr);
+  EXPECT_EQ(f.cache.find(clean[0], b, "", true), &tainted);
+  f.use({a, b});
+  EXPECT_NE(f.cache.find(clean[0], b, ""), nullptr);
+  EXPECT_EQ(f.cache.find(clean[0], b, "", true), &tainted);
+  f.cache.check_integrity();
+  EXPECT_DEATH(f.cache.insert(&tainted, a, "", f.new_pair()), "what follows tainted KV is tainted");
+}
+
+// A demoted idle pair frees one page by its eviction, one with a transfer that reads its pages none.
+TEST(PrefixCache, IdlePagesFollowTheStateOfThePairs) {
+  Fixture f(64);
+  const auto chain = f.use({pair_of(0), pair_of(100)});
+  f.leave(chain);
+  EXPECT_EQ(f.cache.num_idle_pages(), 4);
+  EXPECT_EQ(f.cache.next_to_shrink(), chain[1]);
+  const DemoteJob job = f.table.demote(chain[1]->pair, true);
+  f.cache.refresh(*chain[1]);
+  EXPECT_EQ(f.cache.num_idle_pages(), 3);
+  EXPECT_EQ(f.cache.num_idle_slots(), 0);
+  f.table.transfer_done(job.ticket);
+  f.cache.refresh(*chain[1]);
+  EXPECT_EQ(f.cache.num_idle_slots(), 1);
+  f.table.restore(chain[1]->pair, *f.table.acquire_page());
+  f.cache.refresh(*chain[1]);
+  EXPECT_EQ(f.cache.num_idle_pages(), 2);
+  f.cache.check_integrity();
+  EXPECT_EQ(f.cache.next_to_shrink(), chain[0]);
+  EXPECT_EQ(f.cache.next_to_shrink(), nullptr);
+  const int free = f.table.num_free_pages();
+  EXPECT_TRUE(f.cache.evict_one());  // forgotten, but its pages wait for the transfer
+  EXPECT_EQ(f.table.num_free_pages(), free);
+  f.table.check_integrity();
+  EXPECT_TRUE(f.cache.evict_one());
+  EXPECT_EQ(f.table.num_free_pages(), free + 2);
+}
+
 TEST(PrefixCacheDeathTest, MisuseIsABug) {
   Fixture f(64);
   const auto chain = f.use({pair_of(0), pair_of(100)});
   f.leave(chain);
   EXPECT_DEATH(f.cache.unpin(*chain[0]), "unpinned once per pin");
   EXPECT_DEATH(f.cache.pin(*chain[1]), "uses its parent");
-  EXPECT_DEATH(f.cache.insert(chain[0], pair_of(1), "", PageId{0}, PageId{1}), "uses the parent");
+  EXPECT_DEATH(f.cache.insert(chain[0], pair_of(1), "", f.new_pair()), "uses the parent");
   EXPECT_DEATH(f.cache.find(nullptr, Tokens(kBlockTokens), ""), "whole pairs");
 }
 
@@ -230,7 +283,9 @@ TEST(PrefixCacheDeathTest, IntegrityCheckNamesWhatIsBroken) {
   broken([&] { chain[1]->tokens[5] = 7; }, "found by its content");
   broken([&] { chain[0]->salt = "other"; }, "found by its content");
   broken([&] { chain[1]->salt = "other"; }, "only first pairs");
-  broken([&] { f.pool.release(chain[1]->odd); }, "held by it and by its users");
+  broken([&] { f.table.release(chain[1]->pair); }, "held by it and by its users");
+  broken([&] { f.table.set_tainted(chain[0]->pair); }, "a cached pair knows its entry");
+  broken([&] { f.table.set_cached(chain[1]->pair, chain[0]); }, "a cached pair knows its entry");
   f.cache.check_integrity();
 }
 

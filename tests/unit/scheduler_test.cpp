@@ -328,5 +328,79 @@ TEST(PlanStepDeathTest, ARunningSequenceHasSomethingToCompute) {
   EXPECT_DEATH(plan_step({}, std::span(&done, 1), {}, kPlenty, plan), "has a token to compute");
 }
 
+SeqView demotable(SeqView s, int num_pairs, int num_base = 0) {
+  s.num_demotable = num_pairs, s.num_base = num_base;
+  return s;
+}
+
+TEST(PlanStep, PagesThatDemotionCouldGiveCount) {
+  const auto plan_with = [](std::vector<SeqView> running, std::vector<SeqView> waiting, KvBudget budget) {
+    StepPlan plan;
+    const PageDemand demand = plan_step({}, running, waiting, budget, plan);
+    return std::pair(plan, demand);
+  };
+  // Two decodes at a block border: each needs a page.
+  const std::vector<SeqView> two = {demotable(decodes(1, 161), 3), demotable(decodes(2, 161), 4)};
+  {
+    const auto [plan, demand] = plan_with(two, {}, {.free_pages = 0, .total_pages = 20, .max_demotions = 2});
+    EXPECT_EQ(plan.chunks.size(), 2u);
+    EXPECT_TRUE(plan.preempted.empty());
+    EXPECT_EQ(demand.pages, 2);
+    EXPECT_FALSE(demand.page_bound);
+  }
+  {  // the host has room for one pair only: the second one waits, because nobody stands behind it
+    const auto [plan, demand] = plan_with(two, {}, {.free_pages = 0, .total_pages = 20, .max_demotions = 1});
+    EXPECT_EQ(plan.chunks.size(), 1u);
+    EXPECT_EQ(demand.pages, 1);
+    EXPECT_TRUE(demand.page_bound);
+  }
+  {  // what the victim held is free, and its pairs are gone
+    const auto [plan, demand] = plan_with(two, {}, {.free_pages = 0, .total_pages = 20, .max_demotions = 0});
+    EXPECT_EQ(plan.preempted.size(), 1u);
+    EXPECT_EQ(demand.pages, 1 - 10);
+    EXPECT_TRUE(demand.page_bound);
+  }
+  {  // an admission may count on demotion, for its whole prompt
+    const auto [plan, demand] =
+        plan_with({demotable(decodes(1, 160), 5)}, {waits(2, 64)}, {.free_pages = 0, .max_demotions = 4});
+    EXPECT_EQ(plan.admitted.size(), 1u);
+    EXPECT_EQ(demand.pages, 4);
+  }
+  {  // or not at all
+    const auto [plan, demand] =
+        plan_with({demotable(decodes(1, 160), 5)}, {waits(2, 64)}, {.free_pages = 0, .max_demotions = 3});
+    EXPECT_TRUE(plan.admitted.empty());
+    EXPECT_EQ(demand.pages, 0);
+    EXPECT_TRUE(demand.page_bound);
+  }
+  {  // the host slots of a prefix that it takes over are no longer to be had
+    SeqView hit = waits(2, 65, 32, 1);
+    hit.num_cached_slots = 2;
+    EXPECT_TRUE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 5})
+                    .first.admitted.empty());
+    EXPECT_FALSE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 6})
+                     .first.admitted.empty());
+  }
+}
+
+TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
+  SchedulerConfig config;
+  config.admission = AdmissionMode::guaranteed;
+  const auto admitted = [&](int first_peak, int peak, KvBudget budget, int slots = 0) {
+    SeqView running = decodes(1, 100), waiting = waits(2, 20);
+    running.peak_pages = first_peak, waiting.peak_pages = peak;
+    running.peak_slots = slots, waiting.peak_slots = slots;
+    StepPlan plan;
+    plan_step(config, std::span(&running, 1), std::span(&waiting, 1), budget, plan);
+    return plan.admitted.size() == 1;
+  };
+  EXPECT_TRUE(admitted(60, 40, kPlenty));
+  EXPECT_TRUE(admitted(60, 940, kPlenty));
+  EXPECT_FALSE(admitted(60, 941, kPlenty));
+  EXPECT_FALSE(admitted(60, 940, {.free_pages = 900, .total_pages = 1000, .locked_pages = 1}));
+  EXPECT_TRUE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 10}, 5));
+  EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 9}, 5));
+}
+
 }  // namespace
 }  // namespace ekv

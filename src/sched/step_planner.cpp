@@ -1,0 +1,189 @@
+#include "sched/step_planner.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ekv {
+
+bool StepPlanner::may_demote() const {
+  return config_.fidelity.policy == KvPolicy::elastic || config_.fidelity.policy == KvPolicy::static8;
+}
+
+void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
+  view(kv, sequences);
+  KvBudget budget = kv.budget();
+  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+  if (wants_candidates(demand, budget)) {
+    view_pages(kv, sequences);
+    if (may_demote()) {
+      demotable_.scan(kv, sequences.running());
+      count_candidates();
+      budget.max_demotions = most_demotions(kv);
+    }
+    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+    demote(demand, budget, plan);
+    if (breaks_a_cap(kv, sequences, plan)) {
+      demand = plan_step(config_.scheduler, running_, {}, budget, plan);
+      demote(demand, budget, plan);
+    }
+  }
+  shortage_ = std::max(0, demand.pages - budget.free_pages);
+  const int surplus = int(plan.demotes.size()) - shortage_;
+  reserve_ = running_.empty() ? 0 : std::max(0, reserve_ - config_.fidelity.reserve_decay) + surplus;
+  plan.promotes.assign(kv.restored().begin(), kv.restored().end());
+  promote(kv, sequences, promotable(kv, demand, budget, plan), plan);
+  back_up(kv, sequences, plan);
+}
+
+// Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
+void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
+  const bool guaranteed = config_.scheduler.admission == AdmissionMode::guaranteed;
+  running_.clear();
+  for (const Sequence* s : sequences.running()) {
+    running_.push_back(kv.view_briefly(*s));
+    if (guaranteed) set_peaks(running_.back(), *s);
+  }
+  waiting_.clear();
+  const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
+  const int chunk = config_.scheduler.max_chunk_tokens;
+  int64_t tokens = 0;  // that admitting those viewed so far would take from this step
+  for (const Sequence* s : sequences.waiting()) {
+    if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
+    waiting_.push_back(kv.view_briefly(*s));
+    if (guaranteed) set_peaks(waiting_.back(), *s);
+    const int uncached = s->num_tokens() - waiting_.back().num_cached;
+    tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
+  }
+}
+
+// What preemption gives back, once the plan is known to look for it.
+void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const SeqView view = kv.view(*sequences.running()[i]);
+    running_[i].num_freeable = view.num_freeable, running_[i].num_base = view.num_base;
+  }
+}
+
+// The most pages that a sequence needs in any step when every pair that may be BASE is. They are most in the
+// last chunk of the prompt, all of which is TARGET, or at the last token. The pages only grow in between.
+void StepPlanner::set_peaks(SeqView& view, const Sequence& s) const {
+  const FidelityConfig& f = config_.fidelity;
+  const double cap = may_demote() ? s.base_cap() : 0.0;
+  const auto pages = [&](int computed, int end) {
+    const int old = std::max(0, computed / kPairTokens - f.recent_pairs - f.sink_pairs);
+    const int room = int(cap * ceil_div(computed, kPairTokens));
+    return ceil_div(end, kBlockTokens) - std::min(old, room);
+  };
+  const int output = std::min(s.request.sampling.max_tokens, config_.max_model_len - s.num_prompt());
+  const int last = std::max(1, s.num_prompt() + output - 1);  // the last token is never written
+  const SchedulerConfig& c = config_.scheduler;
+  const int chunk =
+      c.max_chunk_tokens > 0 ? std::min(c.max_chunk_tokens, c.max_step_tokens) : c.max_step_tokens;
+  view.peak_pages = std::max(pages(last - 1, last), pages(std::max(0, s.num_prompt() - chunk), s.num_prompt()));
+  view.peak_slots = f.policy == KvPolicy::elastic && cap > 0 ? last / kPairTokens : 0;
+}
+
+bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {
+  const FidelityConfig& f = config_.fidelity;
+  if (!may_demote()) return demand.page_bound;
+  if (f.policy == KvPolicy::static8 || f.demotion == DemotionMode::eager) return true;
+  if (f.demotion == DemotionMode::watermark &&
+      budget.free_pages - demand.pages < int(f.free_watermark * budget.total_pages))
+    return true;
+  return demand.page_bound;
+}
+
+// As far as the host has room for low bytes and the global cap allows.
+int StepPlanner::most_demotions(const KvManager& kv) const {
+  const FidelityConfig& f = config_.fidelity;
+  const PairTable& pairs = kv.pairs();
+  const int room = std::max(0, int(f.max_base_fraction * pairs.num_pairs()) - pairs.num_base());
+  const bool needs_slots = f.policy == KvPolicy::elastic && f.backing == BackingMode::lazy;
+  return needs_slots ? std::min(room, kv.num_free_slots()) : room;
+}
+
+// Sources stand in the order of the running sequences.
+void StepPlanner::count_candidates() {
+  auto view = running_.begin();
+  for (const FidelitySource& source : demotable_.sources()) {
+    while (view->id != source.seq) ++view;
+    view->num_demotable += source.num_candidates;
+  }
+}
+
+// A sequence with a cap may not find more BASE pairs than it was admitted with: of the pairs it is about to
+// share none may be demoted in the same step. Then nobody is admitted in this step.
+bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan) {
+  if (plan.demotes.empty() || plan.admitted.empty()) return false;
+  sorted_.assign(plan.demotes.begin(), plan.demotes.end());
+  std::ranges::sort(sorted_);
+  bool broken = false;
+  for (const Sequence* s : sequences.waiting().first(plan.admitted.size()))
+    if (s->base_cap() < 1)
+      kv.for_each_hit(
+          *s, [&](const CachedPair& entry) { broken |= std::ranges::binary_search(sorted_, entry.pair); });
+  return broken;
+}
+
+void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan) {
+  if (!may_demote()) return;
+  const FidelityConfig& f = config_.fidelity;
+  const int shortage = std::max(0, demand.pages - budget.free_pages);
+  int wanted = shortage > 0 ? std::max(shortage, f.min_demote_pairs) : 0;
+  if (f.policy == KvPolicy::static8 || f.demotion == DemotionMode::eager)
+    wanted = std::numeric_limits<int>::max();
+  else if (f.demotion == DemotionMode::watermark)
+    wanted = std::max(wanted, int(f.free_watermark * budget.total_pages) - (budget.free_pages - demand.pages));
+  int most = budget.max_demotions;
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_slots;
+  wanted = std::min(wanted, most);
+  const auto sources = demotable_.sources();
+  // The victims stand at the end of the running sequences, and so do their sources.
+  size_t num_kept = sources.size();
+  const auto is_victim = [&](SeqId id) {
+    return std::ranges::find(plan.preempted, id) != plan.preempted.end();
+  };
+  while (num_kept > 0 && is_victim(sources[num_kept - 1].seq)) --num_kept;
+  plan_fidelity(sources.first(num_kept), shortage, wanted, shares_);
+  EKV_CHECK(shares_.total >= shortage, "a plan counts only on pairs that may be demoted");
+  plan.demotes.clear();
+  for (size_t i = 0; i < num_kept; ++i) {
+    const auto taken = demotable_.candidates(i).first(size_t(shares_.takes[i]));
+    plan.demotes.insert(plan.demotes.end(), taken.begin(), taken.end());
+  }
+}
+
+// P_t of the paper, less headroom for growth, and what guaranteed admission has promised.
+int StepPlanner::promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget,
+                            const StepPlan& plan) const {
+  const FidelityConfig& f = config_.fidelity;
+  if (f.policy != KvPolicy::elastic || f.promotion == PromotionMode::none || f.demotion == DemotionMode::eager)
+    return 0;
+  const bool anybody_waits = plan.admitted.size() < waiting_.size() || !plan.preempted.empty();
+  if (kv.num_live_base() == 0 || anybody_waits || demand.page_bound) return 0;
+  int pages = budget.free_pages - demand.pages + int(plan.demotes.size());
+  const int num_running = int(running_.size() + plan.admitted.size());
+  if (f.promotion == PromotionMode::reserve) pages -= reserve_ + f.headroom_pages * num_running;
+  if (config_.scheduler.admission == AdmissionMode::guaranteed) {
+    int promised = budget.locked_pages;
+    for (const SeqView& s : running_) promised += s.peak_pages;
+    for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) promised += s.peak_pages;
+    pages = std::min(pages, budget.total_pages - promised);
+  }
+  return std::max(0, std::min(pages, f.max_restores - kv.pairs().num_restoring()));
+}
+
+void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, int at_most, StepPlan& plan) {
+  if (at_most > 0) restorable_.scan(kv, sequences.running(), at_most, plan.restores);
+}
+
+void StepPlanner::back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
+  const FidelityConfig& f = config_.fidelity;
+  if (f.policy != KvPolicy::elastic || f.backing != BackingMode::writethrough) return;
+  int slots = kv.num_free_slots();
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_slots;
+  const auto kept = sequences.running().first(running_.size() - plan.preempted.size());
+  for (Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
+}
+
+}  // namespace ekv

@@ -1,0 +1,55 @@
+#pragma once
+// step_planner.h -- one step's plan: what runs, who gives up pages, which pairs change fidelity. Views in, plan
+// out; the decisions themselves are plan_step() and plan_fidelity(), which are pure.
+
+#include <vector>
+
+#include "elastickv/config.h"
+#include "elastickv/scheduler.h"
+#include "kv/demotable.h"
+
+namespace ekv {
+
+// Algorithm 1 of the paper, with these differences: the probe is plan_step() itself, so probe and schedule
+// cannot disagree, and it is exact, so that no bound on the demand is needed to skip the search for candidates;
+// the demand counts admissions, which are covered whole and in order or not at all; nothing is promoted while
+// anybody waits.
+class StepPlanner {
+ public:
+  explicit StepPlanner(const EngineConfig& config) : config_(config) {}
+
+  // Deterministic. Changes nothing but the planner's reserve and, with writethrough, how far sequences have
+  // been looked at for backups. `plan` is cleared first.
+  void plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
+
+  // Of the last plan.
+  std::span<const SeqView> running() const { return running_; }
+  std::span<const SeqView> waiting() const { return waiting_; }
+  int shortage() const { return shortage_; }  // pages that only demotion could give
+  int reserve() const { return reserve_; }    // pages that promotion leaves alone: R_t
+
+ private:
+  bool may_demote() const;
+  void view(const KvManager& kv, const SequenceTable& sequences);
+  void set_peaks(SeqView& view, const Sequence& sequence) const;
+  void view_pages(const KvManager& kv, const SequenceTable& sequences);
+  bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
+  int most_demotions(const KvManager& kv) const;
+  void count_candidates();
+  bool breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan);
+  void demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan);
+  int promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget,
+                 const StepPlan& plan) const;
+  void promote(const KvManager& kv, const SequenceTable& sequences, int at_most, StepPlan& plan);
+  void back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
+
+  EngineConfig config_;
+  std::vector<SeqView> running_, waiting_;
+  DemotableScan demotable_;
+  RestorableScan restorable_;
+  FidelityShares shares_;
+  std::vector<PairId> sorted_;  // scratch
+  int shortage_ = 0, reserve_ = 0;
+};
+
+}  // namespace ekv

@@ -1,0 +1,201 @@
+// Fidelity control step by step: how much is demoted, what promotion leaves alone, which shape BASE takes.
+
+#include "sched/step_planner.h"
+
+#include <gtest/gtest.h>
+
+#include "sched/pack_step.h"
+#include "support/allocation_counter.h"
+
+namespace ekv {
+namespace {
+
+EngineConfig elastic_config() {
+  EngineConfig config;
+  config.scheduler = {.max_step_tokens = 4096, .max_step_seqs = 64};
+  config.fidelity.policy = KvPolicy::elastic;
+  config.max_model_len = 4096;
+  return config;
+}
+
+Request request(int num_prompt, int max_tokens, TokenId first) {
+  Request r{.prompt = {}, .sampling = {.max_tokens = max_tokens}, .cache_salt = {}};
+  for (int i = 0; i < num_prompt; ++i) r.prompt.push_back(first + i);
+  return r;
+}
+
+// The step loop without a device; copies end with the step unless `copies_end` is false.
+struct Serving {
+  Serving(const EngineConfig& c, int num_pages, int num_slots)
+      : config(c), kv(c.kv, num_pages, c.fidelity, num_slots), sequences(c.scheduler.policy), planner(c) {}
+
+  Sequence& add(Request r) { return sequences.add(SeqId(next_id++), std::move(r)); }
+
+  void prepare() {
+    planner.plan(kv, sequences, plan);
+    kv.commit(plan, sequences);
+    for (SeqId id : plan.preempted) sequences.preempt(id);
+    for (SeqId id : plan.admitted) sequences.admit(id);
+    pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
+    charge_exposure(plan, packed, sequences);
+  }
+
+  void finish_step() {
+    for (const ChunkPlan& chunk : plan.chunks) {
+      Sequence& s = sequences[chunk.seq];
+      s.num_computed += chunk.num_tokens;
+      kv.publish(s);
+      if (!chunk.sample) continue;
+      s.tokens.push_back(TokenId(s.id) * 1000 + s.num_tokens());
+      if (s.num_remaining() == 0) end(s);
+    }
+    if (!copies_end) return;
+    for (const DemoteJob& job : kv.jobs().demotes)
+      if (job.ticket) kv.transfer_done(job.ticket);
+    for (const TransferJob& job : kv.jobs().transfers) kv.transfer_done(job.ticket);
+  }
+  void step() { prepare(), finish_step(); }
+  void end(Sequence& s) {
+    kv.release(s);
+    sequences.erase(s.id);
+  }
+
+  EngineConfig config;
+  KvManager kv;
+  SequenceTable sequences;
+  StepPlanner planner;
+  StepPlan plan;
+  PackedStep packed;
+  bool copies_end = true;
+  uint64_t next_id = 1;
+};
+
+// Eight sequences grow to 600 to 810 tokens in a pool for 60 % of that, then leave one after the other.
+TEST(StepPlanner, DemotesByTheShortageAndPromotesBeyondTheReserve) {
+  EngineConfig config = elastic_config();
+  config.kv.prefix_cache = false;
+  Serving serving(config, 8 * 51 * 6 / 10, 1000);
+  for (int i = 0; i < 8; ++i) serving.add(request(200, 400 + 30 * i, 1000 * i));
+  const FidelityConfig& f = config.fidelity;
+  int reserve = 0, demotions = 0, restores = 0, full_batches = 0;
+  for (int i = 0; i < 700 && !serving.sequences.empty(); ++i) {
+    serving.prepare();
+    const StepPlan& plan = serving.plan;
+    const int demoted = int(plan.demotes.size()), restored = int(plan.restores.size());
+    const int shortage = serving.planner.shortage();
+    ASSERT_TRUE(plan.preempted.empty());
+    const int batch = shortage > 0 ? std::max(shortage, f.min_demote_pairs) : 0;
+    EXPECT_GE(demoted, shortage);
+    EXPECT_LE(demoted, batch);
+    full_batches += demoted > 0 && demoted == batch;
+    reserve = std::max(0, reserve - f.reserve_decay) + demoted - shortage;
+    EXPECT_EQ(serving.planner.reserve(), reserve);
+    const int free_after = serving.kv.budget().free_pages + restored;  // F_post
+    const int headroom = f.headroom_pages * int(serving.sequences.running().size());
+    EXPECT_LE(restored, std::max(0, free_after - reserve - headroom));
+    EXPECT_GE(free_after, 0);
+    for (const BaseRun& run : serving.packed.base_runs) {
+      EXPECT_EQ(run.count, run.end - run.first);
+      EXPECT_TRUE(run.count == 0 || run.first >= f.sink_pairs);
+    }
+    serving.kv.check_integrity(serving.sequences.running());
+    serving.finish_step();
+    demotions += demoted, restores += restored;
+  }
+  EXPECT_TRUE(serving.sequences.empty());
+  EXPECT_GT(demotions, 50);
+  EXPECT_GT(full_batches, 3);
+  EXPECT_GT(restores, 20);
+}
+
+TEST(StepPlanner, SinkAndRecentPairsStayTarget) {
+  EngineConfig config = elastic_config();
+  config.fidelity.demotion = DemotionMode::eager;
+  Serving serving(config, 100, 1000);
+  Sequence& s = serving.add(request(320, 100, 0));
+  for (int i = 0; i < 50; ++i) {
+    serving.step();
+    const int complete = s.num_computed / kPairTokens;
+    for (size_t pair = 0; pair < s.blocks.pairs.size(); ++pair) {
+      const bool is_protected = pair < 1 || int(pair) >= complete - 4;
+      EXPECT_FALSE(is_protected && serving.kv.pairs().is_base(s.blocks.pairs[pair])) << pair;
+    }
+  }
+  EXPECT_EQ(serving.packed.base_runs[0].count, (320 + 48) / 32 - 1 - 4);
+}
+
+// Nothing comes back while somebody waits, however many pages are free.
+TEST(StepPlanner, NobodyIsPromotedWhileAnybodyWaits) {
+  EngineConfig config = elastic_config();
+  config.kv.prefix_cache = false;
+  config.fidelity.promotion = PromotionMode::eager;
+  Serving serving(config, 60, 1000);
+  serving.add(request(480, 300, 0));
+  serving.step();
+  Sequence& second = serving.add(request(500, 300, 5000));
+  serving.step(), serving.step();
+  ASSERT_EQ(second.state, SeqState::running);
+  ASSERT_GT(serving.kv.pairs().num_base(), 0);
+  serving.add(request(700, 10, 9000));  // cannot be admitted beside the others
+  serving.end(second);
+  serving.add(request(700, 10, 12000));
+  for (int i = 0; i < 5; ++i) {
+    serving.step();
+    EXPECT_TRUE(serving.plan.restores.empty());
+  }
+}
+
+// A cold prefix keeps all of its content in half of its pages before any of it is forgotten.
+TEST(StepPlanner, CachedPairsAreDemotedBeforeTheyAreForgotten) {
+  Serving serving(elastic_config(), 60, 1000);
+  const Request old = request(640, 1, 0);
+  serving.add(old);
+  serving.step();
+  ASSERT_TRUE(serving.sequences.empty());
+  serving.add(request(400, 1, 5000));  // 25 pages; 20 are free
+  serving.step();
+  EXPECT_EQ(serving.kv.jobs().demotes.size(), 5u);
+  Sequence& again = serving.add(old);
+  EXPECT_EQ(serving.kv.lookup(again).num_tokens, 608);
+  again.request.tier = KvTier::exact;
+  EXPECT_LT(serving.kv.lookup(again).num_tokens, 608);
+  serving.kv.check_integrity(serving.sequences.running());
+}
+
+// Without a host slot for its low bytes nothing is demoted; what exists is, and then somebody is preempted.
+TEST(StepPlanner, TheHostBudgetIsHard) {
+  for (int slots : {0, 3}) {
+    Serving serving(elastic_config(), 60, slots);
+    serving.add(request(400, 400, 0)), serving.add(request(400, 400, 5000));
+    int preempted = 0;
+    for (int i = 0; i < 300; ++i) {
+      serving.step();
+      preempted += int(serving.plan.preempted.size());
+      EXPECT_LE(serving.kv.pairs().num_base(), slots);
+    }
+    EXPECT_GT(preempted, 0) << slots;
+  }
+}
+
+TEST(StepPlanner, FidelityControlAllocatesNothingInSteadyState) {
+  EngineConfig config = elastic_config();
+  Serving serving(config, 64 * 60 * 7 / 10, 4000);
+  for (int i = 0; i < 64; ++i) serving.add(request(20 + i % 50, 900, 1000 * i));
+  for (int i = 0; i < 700; ++i) serving.step();
+  serving.packed.table.reserve(64 * 64);
+  ASSERT_GT(serving.kv.pairs().num_base(), 0);
+  long allocated = 0;
+  int demoted = 0;
+  for (int i = 0; i < 150; ++i) {
+    const long before = testing::num_allocations;
+    serving.prepare();
+    allocated += testing::num_allocations - before;
+    demoted += int(serving.plan.demotes.size());
+    serving.finish_step();
+  }
+  EXPECT_GT(demoted, 100);
+  EXPECT_EQ(allocated, 0);
+}
+
+}  // namespace
+}  // namespace ekv
