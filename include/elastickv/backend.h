@@ -8,6 +8,7 @@
 
 #include "elastickv/block_table.h"
 #include "elastickv/config.h"
+#include "elastickv/kv_path.h"
 #include "elastickv/request.h"
 
 namespace ekv {
@@ -65,7 +66,8 @@ struct TransferJob {
   bool operator==(const TransferJob&) const = default;
 };
 
-// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns.
+// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns. A step without
+// sequences is for its jobs and transfers, or waits for the next ticket when nothing else is left to do.
 struct StepInput {
   std::span<const DemoteJob> demotes;
   std::span<const PromoteJob> promotes;
@@ -76,6 +78,8 @@ struct StepInput {
   std::span<const int32_t> q_start;    // [s + 1] chunk i is rows q_start[i]..q_start[i + 1]
   std::span<const int32_t> kv_len;     // [s] keys visible to the chunk's last row
   BlockTableView block_table;          // [s][max_pairs]
+  std::span<const BaseRun> base_runs;  // [s] where the BASE pairs of each row of the table lie
+  KvPath path = KvPath::native;        // the least general path that covers the batch, or the one asked for
   std::span<const SampleRow> sample_rows;
 };
 
@@ -101,18 +105,13 @@ class Backend {
   virtual const StepOutput& collect() = 0;  // valid until the next submit
 };
 
-// The attention loop, from the least to the most general; each covers the ones before it and gives the same
-// bits. native: no BASE pair in the batch; structured: the BASE pairs of each sequence form one run; general:
-// any order.
-enum class KvPath : uint8_t { native, structured, general };
 enum class BaseFill : uint8_t { zero, mid };                   // what `e5m2` reads for the missing low byte
 enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
 
 struct CpuOptions {
-  int threads = 0;                         // 0: all cores the process may use
-  BaseFill base_fill = BaseFill::mid;      // as the kernels read
-  KvPath attention_path = KvPath::native;  // the least general path to use
-  int num_host_slots = 0;                  // all of their memory is taken at the start
+  int threads = 0;                     // 0: all cores the process may use
+  BaseFill base_fill = BaseFill::mid;  // as the kernels read
+  int num_host_slots = 0;              // all of their memory is taken at the start
   HostContent host_content = HostContent::low_planes;
   bool read_mask = false;  // a PairEntry with kBasePair and an `odd` page is a TARGET pair that reads as BASE
   int transfer_delay = 0;  // steps by which copies end late; tests only
