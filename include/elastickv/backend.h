@@ -105,18 +105,13 @@ class Backend {
   virtual const StepOutput& collect() = 0;  // valid until the next submit
 };
 
-// The attention loop, from the least to the most general; each covers the ones before it and gives the same
-// bits. native: no BASE pair in the batch; structured: the BASE pairs of each sequence form one run; general:
-// any order.
-enum class KvPath : uint8_t { native, structured, general };
 enum class BaseFill : uint8_t { zero, mid };                   // what `e5m2` reads for the missing low byte
 enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
 
 struct CpuOptions {
-  int threads = 0;                         // 0: all cores the process may use
-  BaseFill base_fill = BaseFill::mid;      // as the kernels read
-  KvPath attention_path = KvPath::native;  // the least general path to use
-  int num_host_slots = 0;                  // all of their memory is taken at the start
+  int threads = 0;                     // 0: all cores the process may use
+  BaseFill base_fill = BaseFill::mid;  // as the kernels read
+  int num_host_slots = 0;              // all of their memory is taken at the start
   HostContent host_content = HostContent::low_planes;
   bool read_mask = false;  // a PairEntry with kBasePair and an `odd` page is a TARGET pair that reads as BASE
   int transfer_delay = 0;  // steps by which copies end late; tests only

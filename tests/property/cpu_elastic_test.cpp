@@ -51,7 +51,8 @@ std::vector<Job> make_jobs(std::mt19937& rng, int count, int vocab) {
 // Drives some of the jobs on one backend.
 class Runner {
  public:
-  Runner(Backend& device, std::vector<Job>& jobs, std::mt19937& rng) : device_(device), jobs_(jobs), rng_(rng) {
+  Runner(Backend& device, KvPath path, std::vector<Job>& jobs, std::mt19937& rng)
+      : device_(device), path_(path), jobs_(jobs), rng_(rng) {
     std::shuffle(pages_.begin(), pages_.end(), rng);
     for (const Job& job : jobs) sequences_.push_back(driven(job.tokens));
     got_.resize(jobs.size());
@@ -79,6 +80,7 @@ class Runner {
         wanted.emplace_back(i, p);
       }
     }
+    step.path = path_;
     const StepOutput& out = step.run(device_);
     note(out);
     ASSERT_EQ(out.rows.size(), wanted.size());
@@ -139,6 +141,7 @@ class Runner {
   }
 
   Backend& device_;
+  KvPath path_;
   std::vector<Job>& jobs_;
   std::mt19937& rng_;
   std::vector<int32_t> pages_ = all_pages(kPages);
@@ -159,13 +162,12 @@ class CpuElastic : public testing::TestWithParam<std::tuple<const char*, BaseFor
     ASSERT_TRUE(model) << model.error().message;
     model_ = std::make_unique<Model>(std::move(*model));
   }
-  std::unique_ptr<Backend> backend(int threads, KvPath path, int delay) const {
+  std::unique_ptr<Backend> backend(int threads, int delay) const {
     EngineConfig config;
     config.kv.num_pages = kPages;
     config.kv.base_format = std::get<1>(GetParam());
-    auto made = make_cpu_backend(
-        *model_, config,
-        {.threads = threads, .attention_path = path, .num_host_slots = kSlots, .transfer_delay = delay});
+    auto made = make_cpu_backend(*model_, config,
+                                 {.threads = threads, .num_host_slots = kSlots, .transfer_delay = delay});
     EXPECT_TRUE(made);
     EXPECT_EQ((*made)->info().num_host_slots, kSlots);
     return std::move(*made);
@@ -179,8 +181,8 @@ TEST_P(CpuElastic, LogprobsDoNotDependOnTheCompany) {
   std::mt19937 rng(seed);
   std::vector<Job> jobs = make_jobs(rng, kSlots / kSlotsPerJob, model_->config().vocab);
   {
-    const auto device = backend(1, KvPath::native, 0);
-    Runner alone(*device, jobs, rng);
+    const auto device = backend(1, 0);
+    Runner alone(*device, KvPath::native, jobs, rng);
     for (size_t i = 0; i < jobs.size(); ++i) {
       while (!alone.done(i)) alone.step({i}, true);
       alone.finish(i);
@@ -191,8 +193,8 @@ TEST_P(CpuElastic, LogprobsDoNotDependOnTheCompany) {
   int reused = 0;
   for (const auto& [threads, path, delay] :
        {std::tuple{2, KvPath::native, 0}, {1, KvPath::general, 1}, {3, KvPath::structured, 3}}) {
-    const auto device = backend(threads, path, delay);
-    Runner mixed(*device, jobs, rng);
+    const auto device = backend(threads, delay);
+    Runner mixed(*device, path, jobs, rng);
     for (;;) {
       std::vector<size_t> open;
       for (size_t i = 0; i < jobs.size(); ++i) {

@@ -75,6 +75,7 @@ class DrivenStep {
                     .q_start = q_start_,
                     .kv_len = kv_len_,
                     .block_table = {table, max_pairs},
+                    .path = path,
                     .sample_rows = samples_});
     return backend.collect();
   }
@@ -98,6 +99,7 @@ class DrivenStep {
   std::vector<DemoteJob> demotes;
   std::vector<PromoteJob> promotes;
   std::vector<TransferJob> transfers;
+  KvPath path = KvPath::native;  // the least general one to use
 
   size_t num_samples() const { return samples_.size(); }
 

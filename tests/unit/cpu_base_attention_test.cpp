@@ -71,8 +71,7 @@ class BaseAttention : public testing::TestWithParam<AttentionShape> {
     }
   }
 
-  // Two pools hold a pair in different fidelity, so a cache takes each pair from the pool that has it: the
-  // pools of the BASE and of the TARGET pairs are put side by side in one.
+  // The pool that attention reads takes each pair from the pool that has it in the wanted form.
   std::vector<float> run(int keys, int rows, const std::vector<int>& base, Cache cache, KvPath at_least,
                          KvPath* path = nullptr) {
     CpuKvPool mixed({2, kPages, shape_.kv_heads, shape_.dim}, shape_.format, best_cpu_kernels(), shape_.fill,
@@ -97,8 +96,11 @@ class BaseAttention : public testing::TestWithParam<AttentionShape> {
     input.q_start = q_start;
     input.kv_len = {&keys, 1};
     input.block_table = {table, kMaxPairs};
-    CpuAttention attention(best_cpu_kernels(), mixed.shape(), shape_.heads, threads_.size(), at_least);
+    input.path = at_least;
+    CpuAttention attention(best_cpu_kernels(), mixed.shape(), shape_.heads, threads_.size());
     std::vector<float> out(size_t(rows * shape_.heads * shape_.dim), NAN);
+    const BaseRun found = find_base(table);
+    if (keys % 3 == 0) input.base_runs = {&found, 1};  // from the engine, or found by the backend
     attention.plan(input);
     if (path != nullptr) *path = attention.path();
     attention.run(mixed, threads_, kLayer, input, q_.data(), int64_t(shape_.heads) * shape_.dim, out.data());
@@ -128,8 +130,7 @@ TEST_P(BaseAttention, TargetBaseTarget) {
       for (int n2 = n0 + n1 == 0 ? 1 : 0; n2 <= 8; ++n2) {
         const int missing = n2 == 0 ? 0 : int(rng_() % kPairTokens),
                   keys = (n0 + n1 + n2) * kPairTokens - missing;
-        // A chunk may reach back into BASE pairs only where they are complete; its own rows are TARGET in a
-        // real step, here every visible pair counts.
+        // As in a real step, the rows of a chunk lie in TARGET pairs.
         const int rows = n2 == 0 ? 1 : std::min({1 + int(rng_() % 3) * 13, keys, n2 * kPairTokens - missing});
         const std::vector<int> base = run_of(n0, n1);
         KvPath path{};
@@ -187,8 +188,8 @@ TEST(KvPathChoice, TheLeastGeneralThatCoversEverySequence) {
     for (int pair : base) pairs[size_t(pair)] = {int32_t(3 | kBasePair), -1};
     return find_base(pairs);
   };
-  const BaseSpan none = span({}), one = span({4}), run = span({1, 2, 3}), all = span(run_of(0, 9)),
-                 holes = span({1, 3});
+  const BaseRun none = span({}), one = span({4}), run = span({1, 2, 3}), all = span(run_of(0, 9)),
+                holes = span({1, 3});
   EXPECT_EQ(choose_path(std::array{none, none}, KvPath::native), KvPath::native);
   EXPECT_EQ(choose_path({}, KvPath::native), KvPath::native);
   EXPECT_EQ(choose_path(std::array{none, run, all, one}, KvPath::native), KvPath::structured);

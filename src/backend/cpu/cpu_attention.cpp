@@ -13,20 +13,21 @@ constexpr int kVectorsPerItem = 48;
 
 }  // namespace
 
-BaseSpan find_base(std::span<const PairEntry> pairs) {
-  BaseSpan span;
+BaseRun find_base(std::span<const PairEntry> pairs) {
+  BaseRun run;
   for (int pair = 0; pair < int(pairs.size()); ++pair) {
     if (!pairs[size_t(pair)].is_base()) continue;
-    if (span.count++ == 0) span.first = pair;
-    span.last = pair;
+    if (run.count++ == 0) run.first = pair;
+    run.end = pair + 1;
   }
-  return span;
+  return run;
 }
 
-KvPath choose_path(std::span<const BaseSpan> sequences, KvPath at_least) {
+KvPath choose_path(std::span<const BaseRun> sequences, KvPath at_least) {
   KvPath path = at_least;
-  for (const BaseSpan& span : sequences) {
-    if (span.count > 0) path = std::max(path, span.is_run() ? KvPath::structured : KvPath::general);
+  for (const BaseRun& run : sequences) {
+    if (run.count == 0) continue;
+    path = std::max(path, run.count == run.end - run.first ? KvPath::structured : KvPath::general);
   }
   return path;
 }
@@ -38,8 +39,7 @@ CpuAttention::Scratch::Scratch(int vectors, int head_dim)
       sum(size_t(vectors) * ceil_div(head_dim, kPanelCols) * kPanelCols),
       softmax(size_t(vectors)) {}
 
-CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads,
-                           KvPath at_least)
+CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads)
     : kernels_(kernels),
       heads_(heads),
       group_(heads / shape.kv_heads),
@@ -47,8 +47,7 @@ CpuAttention::CpuAttention(const CpuKernels& kernels, const KvShape& shape, int 
       padded_dim_(ceil_div(shape.head_dim, kPanelCols) * kPanelCols),
       kv_heads_(shape.kv_heads),
       rows_per_item_(std::max(1, kVectorsPerItem / group_)),
-      scale_(1.0f / std::sqrt(float(shape.head_dim))),
-      at_least_(at_least) {
+      scale_(1.0f / std::sqrt(float(shape.head_dim))) {
   for (int i = 0; i < threads; ++i) scratch_.emplace_back(rows_per_item_ * group_, head_dim_);
 }
 
@@ -61,10 +60,13 @@ void CpuAttention::run(const CpuKvPool& pool, CpuThreads& threads, int layer, co
 
 void CpuAttention::plan(const StepInput& input) {
   items_.clear();
-  base_.clear();
+  base_.assign(input.base_runs.begin(), input.base_runs.end());
+  EKV_CHECK(base_.empty() || base_.size() == input.kv_len.size(),
+            "base_runs are for every sequence or for none");
   for (int chunk = 0; chunk + 1 < int(input.q_start.size()); ++chunk) {
     const int visible = ceil_div(input.kv_len[chunk], kPairTokens);
-    base_.push_back(find_base(input.block_table.row(chunk).first(size_t(visible))));
+    if (input.base_runs.empty())
+      base_.push_back(find_base(input.block_table.row(chunk).first(size_t(visible))));
     const int end = input.q_start[chunk + 1];
     for (int row = input.q_start[chunk]; row < end; row += rows_per_item_) {
       for (int head = 0; head < kv_heads_; ++head) {
@@ -76,7 +78,7 @@ void CpuAttention::plan(const StepInput& input) {
   std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
     return int64_t(a.rows) * input.kv_len[a.chunk] > int64_t(b.rows) * input.kv_len[b.chunk];
   });
-  path_ = choose_path(base_, at_least_);
+  path_ = choose_path(base_, input.path);
 }
 
 void CpuAttention::attend(const CpuKvPool& pool, const Item& item, int layer, const StepInput& input,
@@ -106,9 +108,9 @@ void CpuAttention::attend(const CpuKvPool& pool, const Item& item, int layer, co
       break;
     case KvPath::structured: {
       // The last rows of a chunk see more pairs than this item does: the run is cut to what it sees.
-      const BaseSpan& run = base_[size_t(item.chunk)];
+      const BaseRun& run = base_[size_t(item.chunk)];
       const int first = run.count == 0 ? end : std::min(run.first, end);
-      const int past = run.count == 0 ? end : std::min(run.last + 1, end);
+      const int past = run.count == 0 ? end : std::min(run.end, end);
       add(0, first, target);
       add(first, past, base);
       add(past, end, target);

@@ -16,23 +16,18 @@
 
 namespace ekv {
 
-// The BASE pairs of one sequence: what choosing a path needs of it.
-struct BaseSpan {
-  int first = 0, last = -1, count = 0;  // last < first: none
-  bool is_run() const { return count == last - first + 1; }
-};
-BaseSpan find_base(std::span<const PairEntry> pairs);
+// The BASE pairs of a row of the block table.
+BaseRun find_base(std::span<const PairEntry> pairs);
 
 // The least general path from `at_least` on that covers every sequence.
-KvPath choose_path(std::span<const BaseSpan> sequences, KvPath at_least);
+KvPath choose_path(std::span<const BaseRun> sequences, KvPath at_least);
 
 class CpuAttention {
  public:
-  // `at_least`: the least general path to use.
-  CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads,
-               KvPath at_least = KvPath::native);
+  CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads);
 
-  // Divides the work of a step; before run(), once for all its layers.
+  // Divides the work of a step; before run(), once for all its layers. Scans the block table where the step
+  // brings no base_runs.
   void plan(const StepInput& input);
   KvPath path() const { return path_; }  // of the step that was planned last
 
@@ -65,8 +60,8 @@ class CpuAttention {
   const CpuKernels& kernels_;
   int heads_, group_, head_dim_, padded_dim_, kv_heads_, rows_per_item_;
   float scale_;
-  KvPath at_least_, path_ = KvPath::native;
-  std::vector<BaseSpan> base_;  // [chunks]
+  KvPath path_ = KvPath::native;
+  std::vector<BaseRun> base_;  // [chunks]
   std::vector<Item> items_;
   std::vector<Scratch> scratch_;  // [threads]
 };

@@ -40,7 +40,7 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
       weights_(model, threads_),
       pool_(shape, format, kernels_, options.base_fill, options.read_mask),
       transitions_(pool_, options),
-      attention_(kernels_, shape, config_.heads, threads_.size(), options.attention_path),
+      attention_(kernels_, shape, config_.heads, threads_.size()),
       rope_(rope_inverse_frequencies(config_)),
       info_{"cpu", shape.pages, options.num_host_slots} {
   for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
