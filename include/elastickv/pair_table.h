@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "elastickv/backend.h"
+#include "elastickv/kv_jobs.h"
 #include "elastickv/kv_layout.h"
 #include "elastickv/page_pool.h"
 

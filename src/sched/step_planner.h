@@ -31,7 +31,7 @@ class StepPlanner {
  private:
   bool may_demote() const;
   void view(const KvManager& kv, const SequenceTable& sequences);
-  void set_peaks(SeqView& view, const Sequence& sequence) const;
+  void set_peaks(SeqView& view, const Sequence& sequence, int most_slots) const;
   void view_pages(const KvManager& kv, const SequenceTable& sequences);
   bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
   int most_demotions(const KvManager& kv) const;
