@@ -1,7 +1,7 @@
 #pragma once
 // pair_table.h -- the state of every pair of KV blocks: its pages, its fidelity, what the host holds of it, and
-// the transition that is under way. Block tables and the prefix cache name pairs and share them by reference;
-// a page belongs to exactly one pair. The paper's LogicalBlockStateTable.
+// the transition that is under way. Block tables and the prefix cache name pairs and share them by reference.
+// A page belongs to exactly one pair. The paper's LogicalBlockStateTable.
 
 #include <vector>
 

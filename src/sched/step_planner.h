@@ -10,9 +10,9 @@
 
 namespace ekv {
 
-// Algorithm 1 of the paper, with these differences: the probe is plan_step() itself, so probe and schedule
-// cannot disagree, and it is exact, so that no bound on the demand is needed to skip the search for candidates;
-// the demand counts admissions, which are covered whole and in order or not at all; nothing is promoted while
+// Algorithm 1 of the paper, with these differences. The probe is plan_step() itself, so probe and schedule
+// cannot disagree, and it is exact: no bound on the demand is needed to skip the search for candidates. The
+// demand counts admissions, which are covered whole and in order or not at all. Nothing is promoted while
 // anybody waits.
 class StepPlanner {
  public:
