@@ -78,6 +78,10 @@ Status Engine::refuse(const Request& request) const {
                     "for one output token",
                     prompt, config_.max_model_len),
         "prompt"};
+  if (!(request.max_base_fraction >= 0 && request.max_base_fraction <= 1))
+    return Error{Error::invalid_argument,
+                 fmt::format("max_base_fraction must be in [0, 1], got {}", request.max_base_fraction),
+                 "max_base_fraction"};
   const int most = prompt + std::min(request.sampling.max_tokens, config_.max_model_len - prompt);
   // The last output token is never written to the cache.
   if (ceil_div(most - 1, kBlockTokens) > kv_.num_pages())

@@ -1,6 +1,6 @@
 #pragma once
-// kv_manager.h -- makes a plan a fact: pages, pairs, block tables, prefix cache, transitions. Mechanism only;
-// never decides who is admitted, preempted, demoted or promoted.
+// kv_manager.h -- makes a plan a fact: pages, pairs, block tables, prefix cache, transitions. Mechanism
+// only: it never decides who is admitted, preempted, demoted or promoted.
 
 #include <span>
 

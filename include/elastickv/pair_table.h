@@ -1,11 +1,11 @@
 #pragma once
 // pair_table.h -- the state of every pair of KV blocks: its pages, its fidelity, what the host holds of it, and
-// the transition that is under way. Block tables and the prefix cache name pairs and share them by reference;
-// a page belongs to exactly one pair. The paper's LogicalBlockStateTable.
+// the transition that is under way. Block tables and the prefix cache name pairs and share them by reference.
+// A page belongs to exactly one pair. The paper's LogicalBlockStateTable.
 
 #include <vector>
 
-#include "elastickv/backend.h"
+#include "elastickv/kv_jobs.h"
 #include "elastickv/kv_layout.h"
 #include "elastickv/page_pool.h"
 

@@ -38,10 +38,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
 // Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
 void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   const bool guaranteed = config_.scheduler.admission == AdmissionMode::guaranteed;
+  const int most_slots = kv.pairs().num_host_slots();
   running_.clear();
   for (const Sequence* s : sequences.running()) {
     running_.push_back(kv.view_briefly(*s));
-    if (guaranteed) set_peaks(running_.back(), *s);
+    if (guaranteed) set_peaks(running_.back(), *s, most_slots);
   }
   waiting_.clear();
   const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
@@ -50,7 +51,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   for (const Sequence* s : sequences.waiting()) {
     if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
     waiting_.push_back(kv.view_briefly(*s));
-    if (guaranteed) set_peaks(waiting_.back(), *s);
+    if (guaranteed) set_peaks(waiting_.back(), *s, most_slots);
     const int uncached = s->num_tokens() - waiting_.back().num_cached;
     tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
   }
@@ -66,21 +67,24 @@ void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences
 
 // The most pages that a sequence needs in any step when every pair that may be BASE is. They are most in the
 // last chunk of the prompt, all of which is TARGET, or at the last token. The pages only grow in between.
-void StepPlanner::set_peaks(SeqView& view, const Sequence& s) const {
+void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) const {
   const FidelityConfig& f = config_.fidelity;
   const double cap = may_demote() ? s.base_cap() : 0.0;
+  const int output = std::min(s.request.sampling.max_tokens, config_.max_model_len - s.num_prompt());
+  const int last = std::max(1, s.num_prompt() + output - 1);  // the last token is never written
+  const int slots = std::min(last / kPairTokens, most_slots);
+  const bool needs_slots = f.policy == KvPolicy::elastic && cap > 0;
   const auto pages = [&](int computed, int end) {
     const int old = std::max(0, computed / kPairTokens - f.recent_pairs - f.sink_pairs);
     const int room = int(cap * ceil_div(computed, kPairTokens));
-    return ceil_div(end, kBlockTokens) - std::min(old, room);
+    return ceil_div(end, kBlockTokens) - std::min({old, room, needs_slots ? slots : old});
   };
-  const int output = std::min(s.request.sampling.max_tokens, config_.max_model_len - s.num_prompt());
-  const int last = std::max(1, s.num_prompt() + output - 1);  // the last token is never written
   const SchedulerConfig& c = config_.scheduler;
-  const int chunk =
+  const int longest =
       c.max_chunk_tokens > 0 ? std::min(c.max_chunk_tokens, c.max_step_tokens) : c.max_step_tokens;
-  view.peak_pages = std::max(pages(last - 1, last), pages(std::max(0, s.num_prompt() - chunk), s.num_prompt()));
-  view.peak_slots = f.policy == KvPolicy::elastic && cap > 0 ? last / kPairTokens : 0;
+  const int prompt = s.num_prompt();
+  view.peak_pages = std::max(pages(last - 1, last), pages(std::max(0, prompt - longest), prompt));
+  view.peak_slots = needs_slots ? slots : 0;
 }
 
 bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {

@@ -10,9 +10,9 @@
 
 namespace ekv {
 
-// Algorithm 1 of the paper, with these differences: the probe is plan_step() itself, so probe and schedule
-// cannot disagree, and it is exact, so that no bound on the demand is needed to skip the search for candidates;
-// the demand counts admissions, which are covered whole and in order or not at all; nothing is promoted while
+// Algorithm 1 of the paper, with these differences. The probe is plan_step() itself, so probe and schedule
+// cannot disagree, and it is exact: no bound on the demand is needed to skip the search for candidates. The
+// demand counts admissions, which are covered whole and in order or not at all. Nothing is promoted while
 // anybody waits.
 class StepPlanner {
  public:
@@ -31,7 +31,7 @@ class StepPlanner {
  private:
   bool may_demote() const;
   void view(const KvManager& kv, const SequenceTable& sequences);
-  void set_peaks(SeqView& view, const Sequence& sequence) const;
+  void set_peaks(SeqView& view, const Sequence& sequence, int most_slots) const;
   void view_pages(const KvManager& kv, const SequenceTable& sequences);
   bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
   int most_demotions(const KvManager& kv) const;

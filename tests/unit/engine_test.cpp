@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 
 #include "support/paged_backend.h"
@@ -106,6 +107,9 @@ TEST(Engine, RefusesWhatCanNeverFit) {
   EXPECT_NE(wide.error().message.find("the pool has 4"), std::string::npos) << wide.error().message;
   EXPECT_TRUE(bool(f.engine->submit({.prompt = iota(60, 0), .sampling = {.max_tokens = 5}})));
   EXPECT_TRUE(bool(f.engine->submit({.prompt = {1}, .sampling = {.max_tokens = INT32_MAX}})) == false);
+  for (double fraction : {-0.1, 1.1, std::nan("")})
+    EXPECT_EQ(f.engine->submit({.prompt = {1}, .max_base_fraction = fraction}).error().param,
+              "max_base_fraction");
 }
 
 TEST(Engine, CancelFreesEverythingWithinOneStep) {

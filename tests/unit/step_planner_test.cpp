@@ -177,6 +177,24 @@ TEST(StepPlanner, TheHostBudgetIsHard) {
   }
 }
 
+// With too little host memory for BASE the promise is kept at TARGET size, and nobody waits for ever.
+TEST(StepPlanner, GuaranteedAdmissionWithoutHostMemory) {
+  for (int slots : {0, 1, 5, 50}) {
+    EngineConfig config = elastic_config();
+    config.scheduler.admission = AdmissionMode::guaranteed;
+    Serving serving(config, 60, slots);
+    for (int i = 0; i < 5; ++i) serving.add(request(400, 300, 5000 * i));
+    size_t most_running = 0;
+    for (int i = 0; i < 3000 && !serving.sequences.empty(); ++i) {
+      serving.step();
+      ASSERT_TRUE(serving.plan.preempted.empty()) << slots;
+      most_running = std::max(most_running, serving.sequences.running().size());
+    }
+    EXPECT_TRUE(serving.sequences.empty()) << slots;
+    EXPECT_EQ(most_running, slots < 50 ? 1u : 2u) << slots;
+  }
+}
+
 TEST(StepPlanner, FidelityControlAllocatesNothingInSteadyState) {
   EngineConfig config = elastic_config();
   Serving serving(config, 64 * 60 * 7 / 10, 4000);
