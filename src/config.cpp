@@ -156,6 +156,7 @@ void apply_preset_paper015(EngineConfig& config) {
   config.scheduler.max_step_seqs = 256;
   config.scheduler.max_chunk_tokens = 0;
   config.scheduler.reserve_full_prompt = false;
+  config.scheduler.preempt_self = true;
   config.scheduler.watermark = 0;
   config.kv.prefix_cache = false;
 }
@@ -165,6 +166,7 @@ void apply_preset_modern(EngineConfig& config) {
   config.scheduler.max_step_seqs = 256;
   config.scheduler.max_chunk_tokens = 0;
   config.scheduler.reserve_full_prompt = true;
+  config.scheduler.preempt_self = false;
   config.scheduler.watermark = 0;
   config.kv.prefix_cache = true;
 }

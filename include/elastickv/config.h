@@ -27,6 +27,7 @@ struct SchedulerConfig {
   double watermark = 0.0;                            // share of the pool kept free when admitting, unless idle
   SchedulingPolicy policy = SchedulingPolicy::fcfs;  // order of the waiting queue and of preemption
   AdmissionMode admission = AdmissionMode::native;
+  bool preempt_self = false;  // who finds no page gives up its own, as in vLLM 0.15
 };
 
 struct KvConfig {

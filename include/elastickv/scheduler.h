@@ -14,7 +14,8 @@ namespace ekv {
 //              admitted. So no prompt, however long, delays a stream by more than one step.
 //   Pages      in running order. A sequence that lacks pages makes the last of those after it give up all of
 //              theirs (recompute), one after the other. If all of them would not do, nobody gives up anything
-//              and it is left out of this step.
+//              and it is left out of this step. With config.preempt_self it then gives up its own too, with all
+//              after it, unless it is the first.
 //   Admission  in waiting order; nobody overtakes the first in line. A step that preempts or leaves somebody
 //              out admits nobody. With config.reserve_full_prompt a prompt is admitted when all of it fits
 //              beside what the prompts under way still need, so that admission and preemption do not chase

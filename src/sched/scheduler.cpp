@@ -35,6 +35,7 @@ class Planner {
   int chunk_tokens(int wanted) const;
   bool make_room(int num_pages, size_t after);
   void preempt_last();
+  void preempt_from(size_t first);
   void schedule(const SeqView& s, int num_tokens);
   bool admit(const SeqView& s);
   bool fits_to_its_end(const SeqView& s) const;
@@ -64,6 +65,8 @@ void Planner::run_running() {
     if (n == 0) continue;  // a prefill whose turn comes when those before it are done
     if (make_room(missing_pages(s, s.num_computed + n), i + 1))
       schedule(s, n);
+    else if (config_.preempt_self && i > 0)
+      preempt_from(i);
     else
       ++num_left_out_;
   }
@@ -98,6 +101,12 @@ void Planner::preempt_last() {
   demotable_ -= victim.num_demotable;
   if (is_decode(victim)) --decodes_ahead_;
   kept_ = kept_.first(kept_.size() - 1);
+}
+
+// The first one has nobody before it to wait for, and keeps its pages.
+void Planner::preempt_from(size_t first) {
+  if (is_decode(kept_[first])) ++decodes_ahead_;  // it has been counted as dealt with
+  while (kept_.size() > first) preempt_last();
 }
 
 void Planner::schedule(const SeqView& s, int num_tokens) {

@@ -48,6 +48,7 @@ EngineConfig random_config(std::mt19937& rng) {
   config.scheduler.watermark = rng() % 3 ? 0.0 : 0.1;
   config.scheduler.policy = rng() % 2 ? SchedulingPolicy::fcfs : SchedulingPolicy::priority;
   config.kv.prefix_cache = rng() % 3 != 0;
+  config.scheduler.preempt_self = rng() % 4 == 0;
   return config;
 }
 

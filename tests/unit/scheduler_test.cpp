@@ -402,5 +402,18 @@ TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
   EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 9}, 5));
 }
 
+TEST(PlanStep, WhoFindsNoPageMayHaveToGiveUpItsOwn) {
+  const std::vector<SeqView> running = {decodes(1, 161), decodes(2, 161), decodes(3, 161)};
+  for (bool preempt_self : {false, true}) {
+    StepPlan plan;
+    const PageDemand demand =
+        plan_step({.preempt_self = preempt_self}, running, {}, {.free_pages = 2, .total_pages = 32}, plan);
+    EXPECT_EQ(plan.chunks.size(), 2u);
+    EXPECT_EQ(plan.preempted.size(), preempt_self ? 1u : 0u);
+    EXPECT_EQ(demand.pages, preempt_self ? 2 - 10 : 2);
+    EXPECT_TRUE(demand.page_bound);
+  }
+}
+
 }  // namespace
 }  // namespace ekv

@@ -177,6 +177,26 @@ TEST(StepPlanner, TheHostBudgetIsHard) {
   }
 }
 
+TEST(StepPlanner, PeaksAreThoseOfTheLastChunkOrTheLastToken) {
+  EngineConfig config = elastic_config();
+  config.scheduler.admission = AdmissionMode::guaranteed;
+  const auto peak = [&](Request r) {
+    Serving serving(config, 100, 1000);
+    serving.add(std::move(r));
+    serving.planner.plan(serving.kv, serving.sequences, serving.plan);
+    return serving.planner.waiting()[0].peak_pages;
+  };
+  EXPECT_EQ(peak(request(480, 1, 0)), 30);    // the whole prompt in one chunk, all of it TARGET
+  EXPECT_EQ(peak(request(480, 100, 0)), 30);  // more than the 37 - 13 pages at the end
+  EXPECT_EQ(peak(request(64, 600, 0)),
+            42 - (20 - 5));  // 663 tokens; all but the sink and four recent pairs BASE
+  Request exact = request(64, 600, 0);
+  exact.tier = KvTier::exact;
+  EXPECT_EQ(peak(exact), 42);
+  config.scheduler.max_chunk_tokens = 64;
+  EXPECT_EQ(peak(request(480, 1, 0)), 30 - (13 - 5));
+}
+
 // With too little host memory for BASE the promise is kept at TARGET size, and nobody waits for ever.
 TEST(StepPlanner, GuaranteedAdmissionWithoutHostMemory) {
   for (int slots : {0, 1, 5, 50}) {
