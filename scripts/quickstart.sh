@@ -17,17 +17,17 @@ build/release/elastickv serve models/smollm2-135m-instruct --served-model-name s
 server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null' EXIT
 for ((i = 0; i < 300; ++i)); do
-  curl -sf -o /dev/null "http://127.0.0.1:$port/health" && break
   kill -0 "$server" 2>/dev/null || { echo "quickstart: the server ended before it was ready (messages above)" >&2; exit 1; }
+  curl --noproxy '*' -sf -o /dev/null "http://127.0.0.1:$port/health" && break
   sleep 0.2
 done
-curl -sf -o /dev/null "http://127.0.0.1:$port/health" || { echo "quickstart: no answer on /health after 60 s" >&2; exit 1; }
+curl --noproxy '*' -sf -o /dev/null "http://127.0.0.1:$port/health" || { echo "quickstart: no answer on /health after 60 s" >&2; exit 1; }
 
 cat <<EOF
 
 == Ready: http://127.0.0.1:$port. In another terminal, paste:
 
-curl -N http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "smollm2", "stream": true, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+curl --noproxy '*' -N http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "smollm2", "stream": true, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 
 == or with the OpenAI client ($PWD/.venv/bin/python has it):
 

@@ -11,10 +11,13 @@ cd "$(dirname "$0")/.."
 step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
+exec 9> .setup.lock
+flock -n 9 || { step "Another setup runs here; waiting for it"; flock 9; }
+
 run_packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates curl python3 python3-venv
   libcpp-httplib-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libpcre2-dev libutf8proc-dev
-  prometheus-cpp-dev libdnnl-dev libxxhash-dev)
-dev_packages=(libgtest-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev)
+  prometheus-cpp-dev libxxhash-dev)
+dev_packages=(libdnnl-dev libgtest-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev)
 packages=("${run_packages[@]}")
 if [[ ${1:-} == --dev ]]; then packages+=("${dev_packages[@]}"); fi
 
@@ -28,8 +31,8 @@ if ((${#missing[@]})); then
     command -v sudo >/dev/null || fail "these packages are missing and neither root nor sudo is at hand: ${missing[*]}"
     sudo=(sudo)
   fi
-  "${sudo[@]}" apt-get update -q || fail "apt-get update failed; is this machine online?"
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" ||
+  "${sudo[@]}" apt-get -o DPkg::Lock::Timeout=300 update -q || fail "apt-get update failed; is this machine online?"
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends "${missing[@]}" ||
     fail "apt-get could not install: ${missing[*]}"
 else
   step "Debian packages: all ${#packages[@]} are installed"
@@ -39,7 +42,7 @@ stamp=.venv/requirements.sha256
 wanted=$(sha256sum scripts/requirements.txt | cut -d' ' -f1)
 if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   step "Installing Python packages into .venv (scripts/requirements.txt)"
-  [[ -x .venv/bin/python ]] || python3 -m venv .venv || fail "python3 -m venv .venv failed"
+  .venv/bin/python -m pip --version > /dev/null 2>&1 || python3 -m venv --clear .venv || fail "python3 -m venv .venv failed"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt ||
     fail "pip could not install scripts/requirements.txt; is this machine online?"
   echo "$wanted" > "$stamp"

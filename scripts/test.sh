@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$SECONDS
+export no_proxy=127.0.0.1,localhost  # the end-to-end tests talk to this machine only
 step() { printf '\n== [%3d s] %s\n' "$((SECONDS - started))" "$*"; }
 fail() { printf 'test: %s\n' "$*" >&2; exit 1; }
 
@@ -19,7 +20,7 @@ sanitized() {
   cmake --preset "$preset" > "build/configure-$preset.log" 2>&1 || { tail -n 20 "build/configure-$preset.log"; fail "cmake failed"; }
   cmake --build "build/$preset" --target "$target"
   step "Tests under $preset"
-  ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j2 "$@"
 }
 sanitized dev all -LE 'slow|model'
 sanitized tsan threaded_tests -L threaded
@@ -38,4 +39,4 @@ else
 fi
 
 step "Every test, Release"
-ctest --test-dir build/release --output-on-failure -j2
+ctest --test-dir build/release --output-on-failure --no-tests=error -j2

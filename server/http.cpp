@@ -86,6 +86,12 @@ class HttpServer::Impl : public httplib::Server {
     set_post_routing_handler(
         [](const auto& request, auto& response) { set_connection_header(request, response); });
     set_payload_max_length(config_.max_body_bytes);
+    // The library's default, SO_REUSEPORT, would let a second server bind the same port and take half the
+    // clients.
+    set_socket_options([](socket_t socket) {
+      const int on = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    });
   }
   ~Impl() override { ::close(stop_event_); }
 

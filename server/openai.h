@@ -14,6 +14,12 @@
 //     include_stop_str_in_output.
 //   * an end in the middle of a character shows one U+FFFD, streaming or not.
 //   * logprobs of minus infinity are written -9999.0.
+//   * refused where vLLM clamps or ignores: logit_bias beyond 100, best_of > 1, stream_interval other than 1,
+//   suffix,
+//     -1 for prompt_logprobs and top_logprobs; bounded besides: the constants below, `n` over all prompts
+//     together.
+//   * a temperature between 0 and 0.01 is used as it is; a content type other than JSON is 415.
+//   * a client that closes its sending side counts as gone; SIGTERM drains for 30 s, a second signal cancels.
 
 #include <optional>
 #include <string>
@@ -39,6 +45,10 @@ struct ApiLimits {
 };
 
 constexpr int kMaxStopStrings = 4;
+constexpr size_t kMaxStopBytes = 4096;  // of one stop string
+constexpr size_t kMaxStopTokenIds = 1024;
+constexpr size_t kMaxSaltBytes = 256;
+constexpr int64_t kMaxChoiceTokens = int64_t(4) << 20;  // prompt tokens times `n`: each choice holds a copy
 constexpr int kMaxPrompts = 1024;
 constexpr int kMaxChoices = 16384;  // of one request, all prompts together
 

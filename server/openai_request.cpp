@@ -84,10 +84,14 @@ void parse_stop(JsonFields& fields, const ApiLimits& limits, ReplyOptions& reply
   for (const Json& text : list.is_array() ? list : Json::array()) {
     if (!text.is_string() || text.get_ref<const std::string&>().empty())
       return fields.fail("stop", "must hold strings that are not empty");
+    if (text.get_ref<const std::string&>().size() > kMaxStopBytes)
+      return fields.fail("stop", fmt::format("must hold strings of at most {} bytes", kMaxStopBytes));
     reply.stop.push_back(text.get<std::string>());
   }
   reply.include_stop = fields.flag("include_stop_str_in_output", false);
   reply.stop_token_ids = fields.token_ids("stop_token_ids", limits.vocab_size);
+  if (reply.stop_token_ids.size() > kMaxStopTokenIds)
+    return fields.fail("stop_token_ids", fmt::format("must hold at most {} ids", kMaxStopTokenIds));
   s.stop_token_ids = reply.stop_token_ids;
   if (!fields.flag("ignore_eos", false))
     s.stop_token_ids.insert(s.stop_token_ids.end(), limits.eos_ids.begin(), limits.eos_ids.end());
@@ -155,7 +159,8 @@ void parse_rest(JsonFields& fields, const ApiLimits& limits, ApiRequest& request
   request.add_special_tokens = fields.flag("add_special_tokens", !reply.chat);
   request.priority = fields.integer("priority", 0, INT64_MIN, INT64_MAX);
   request.cache_salt = fields.text("cache_salt");
-  if (fields.has("cache_salt") && request.cache_salt.empty()) fields.fail("cache_salt", "must not be empty");
+  if (fields.has("cache_salt") && (request.cache_salt.empty() || request.cache_salt.size() > kMaxSaltBytes))
+    fields.fail("cache_salt", fmt::format("must have 1 to {} bytes", kMaxSaltBytes));
   if (const auto keep = fields.optional_integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
     request.truncate_prompt_tokens = int(*keep);
     if (*keep == 0) fields.fail("truncate_prompt_tokens", "must be -1 or at least 1");

@@ -61,7 +61,7 @@ void add_sample_row(const Sequence& sequence, int row, TokenId target, int num_l
 void pack_samples(const ChunkPlan& chunk, const Sequence& sequence, PackedStep& packed) {
   const int first_row = packed.q_start[packed.q_start.size() - 2];
   const SamplingParams& params = sequence.request.sampling;
-  if (params.prompt_logprobs >= 0) {
+  if (params.prompt_logprobs >= 0 && sequence.num_output() == 0) {
     const int first = std::max(chunk.first_pos, int(sequence.prompt_logprobs.size()));
     const int end = std::min(chunk.first_pos + chunk.num_tokens, sequence.num_prompt() - 1);
     for (int position = first; position < end; ++position)

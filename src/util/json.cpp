@@ -60,7 +60,7 @@ Result<Value> parse_as(std::string_view text, int max_depth) {
     constexpr bool ordered = std::is_same_v<Value, Json>;
     return ordered ? Value::parse(text, MemberLimit()) : Value::parse(text);
   } catch (const std::length_error& e) {
-    return Error{Error::too_large, e.what(), {}};
+    return Error{Error::invalid_argument, e.what(), {}};
   } catch (const nlohmann::json::exception& e) {
     // The library quotes the offending bytes, which need not be UTF-8: pass its words on as clean text.
     const std::string clean = Json(e.what()).dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 
@@ -33,17 +34,28 @@ class Server:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         command = [program, "serve", str(MODEL), "--served-model-name", "smollm2", "--port", str(self.port)]
-        self.process = subprocess.Popen(command + arguments, stderr=subprocess.PIPE, text=True)
-        self.log = []
-        deadline = time.time() + 120
+        self.log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill and block the server
+        self.process = subprocess.Popen(command + arguments, stdout=self.log, stderr=self.log, text=True)
+        try:
+            self.wait_ready(seconds=120)
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def wait_ready(self, seconds):
+        deadline = time.time() + seconds
         while time.time() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended at start: {self.process.stderr.read()}")
+                raise RuntimeError(f"the server ended at start: {self.log_text()}")
             with contextlib.suppress(OSError):
                 if urllib.request.urlopen(self.url + "/health", timeout=5).status == 200:
                     return
             time.sleep(0.1)
-        raise RuntimeError("no answer on /health after 120 s")
+        raise RuntimeError(f"no answer on /health after {seconds} s: {self.log_text()}")
+
+    def log_text(self):
+        self.log.seek(0)
+        return self.log.read()
 
     def client(self):
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=300)
@@ -76,7 +88,7 @@ class Server:
             self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise
+            self.process.wait()
         return self.process.returncode
 
 

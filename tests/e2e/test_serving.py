@@ -4,10 +4,13 @@ import concurrent.futures
 import random
 import socket
 import struct
+import subprocess
 import time
 
 import pytest
 import requests
+
+from conftest import MODEL
 
 WORDS = "river stone lantern harbour winter orchard engine violet mountain paper signal copper garden thunder".split()
 
@@ -134,3 +137,10 @@ def test_drain_on_sigterm(start):
     chunks += list(stream)
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert draining.process.wait(timeout=60) == 0
+
+
+def test_a_second_server_on_the_same_port_is_refused(server, request):
+    """Two servers on one port would share its clients without a word."""
+    command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", str(server.port), "--host", "127.0.0.1"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert second.returncode != 0 and str(server.port) in second.stderr
