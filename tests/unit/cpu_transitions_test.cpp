@@ -72,7 +72,7 @@ void expect_packed(const Rig& rig, const CpuKvPool& was, BaseFormat format, std:
   }
 }
 
-// Bytes of pages other than `page`; the exponents of a BASE slot stay behind in its tail and mean nothing
+// Bytes of pages other than `page`; what a BASE slot holds in its tail stays behind and means nothing
 // there.
 void expect_same_but(const Rig& rig, const std::vector<std::byte>& before, std::set<int> pages,
                      bool tail_only) {
@@ -81,7 +81,7 @@ void expect_same_but(const Rig& rig, const std::vector<std::byte>& before, std::
   for (size_t i = 0; i < now.size(); ++i) {
     const size_t slot = i / s.slot_bytes(), in_slot = i % s.slot_bytes();
     const bool mine = pages.contains(int(slot / size_t(s.kv_heads) % size_t(s.pages)));
-    if (mine && (!tail_only || in_slot >= s.slot_bytes() - s.tail_bytes())) continue;
+    if (mine && (!tail_only || in_slot >= s.low_slot_bytes())) continue;
     ASSERT_EQ(now[i], before[i]) << "byte " << in_slot << " of slot " << slot;
   }
 }
