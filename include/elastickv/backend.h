@@ -105,10 +105,6 @@ class Backend {
   virtual const StepOutput& collect() = 0;  // valid until the next submit
 };
 
-// The attention loop, from the least to the most general; each covers the ones before it and gives the same
-// bits. native: no BASE pair in the batch; structured: the BASE pairs of each sequence form one run; general:
-// any order.
-enum class KvPath : uint8_t { native, structured, general };
 enum class BaseFill : uint8_t { zero, mid };                   // what `e5m2` reads for the missing low byte
 enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
 
