@@ -130,7 +130,15 @@ void Answer::fill_report(int index, const SeqEvent& first) {
 Usage Answer::usage() const {
   Usage usage;
   for (const AnswerPrompt& prompt : prompts_) usage.prompt += int64_t(prompt.tokens.size());
-  for (const ChoiceText& text : texts_) usage.completion += text.num_tokens();
+  for (const ChoiceText& text : texts_) {
+    const SeqStats& stats = text.stats();
+    usage.completion += text.num_tokens();
+    usage.pairs_seen += stats.pairs_seen;
+    usage.base_pairs_seen += stats.base_pairs_seen;
+    usage.peak_base_fraction = std::max(usage.peak_base_fraction, stats.peak_base_fraction);
+    usage.tainted += stats.num_tainted;
+    usage.preemptions += stats.num_preemptions;
+  }
   for (size_t i = 0; i < texts_.size(); i += size_t(per_prompt_)) usage.cached += texts_[i].stats().num_cached;
   return usage;
 }

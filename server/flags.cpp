@@ -7,6 +7,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "server/kv_flags.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -21,6 +22,7 @@ struct RawFlags {
   std::string scheduling_policy = "fcfs";
   std::string generation_config = "auto";
   std::string allowed_origins = "[\"*\"]";
+  KvFlags kv;
 };
 
 void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
@@ -111,14 +113,6 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->capture_default_str();
 }
 
-int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
-  const Result<int64_t> size = parse_size(text);
-  if (!size) throw CLI::ValidationError(flag, size.error().message);
-  if (*size < least || *size > most)
-    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
-  return *size;
-}
-
 std::vector<std::string> origins_or_throw(const std::string& text) {
   const Result<Json> list = parse_json(text);
   if (!list || !list->is_array() ||
@@ -181,11 +175,13 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   serve->allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(*serve, flags, raw);
   add_engine_flags(*serve, flags, raw);
+  add_kv_flags(*serve, flags.engine, flags.base_fill, raw.kv);
   add_http_flags(*serve, flags, raw);
   std::ostringstream out;
   try {
     app.parse(argc, argv);
     finish(raw, flags);
+    finish_kv_flags(*serve, raw.kv, flags.engine);
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e, out, out);
     return {.serve = {}, .text = out.str(), .exit_code = code};

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "elastickv/backend.h"
 #include "elastickv/config.h"
 #include "server/http.h"
 
@@ -22,7 +23,8 @@ struct ServeFlags {
   std::string load_format = "auto";  // auto, safetensors, dummy
   std::string device = "auto";       // auto, cpu
   int threads = 0;                   // of the CPU backend; 0: all cores
-  uint64_t seed = 0;                 // of dummy weights
+  BaseFill base_fill = BaseFill::mid;
+  uint64_t seed = 0;  // of dummy weights
   int max_logprobs = 20;
   bool use_generation_config = true;  // sampling defaults from generation_config.json
   std::string chat_template;          // file; empty: the model's

@@ -63,6 +63,7 @@ struct ReplyOptions {
   bool skip_special_tokens = true;
   bool include_stop = false;   // the text keeps the stop string or token that ended it
   bool cached_tokens = false;  // in the usage
+  bool kv_fidelity = false;    // in the usage
   int logprobs = -1;           // alternatives per token; -1: none
   int prompt_logprobs = -1;
   int min_tokens = 0;       // stop strings count only after so many tokens
@@ -95,6 +96,8 @@ struct ApiRequest {
   bool truncate_left = true;                  // keep the last ones
   int64_t priority = 0;
   std::string cache_salt;
+  KvTier tier = KvTier::elastic;
+  double max_base_fraction = 1;
 };
 
 Result<ApiRequest> parse_completion(const Json& body, const ApiLimits& limits);

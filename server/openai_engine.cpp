@@ -75,7 +75,9 @@ Result<std::vector<Request>> engine_requests(const ApiRequest& request, std::vec
               .sampling = request.sampling,
               .priority = request.priority,
               .cache_salt = request.cache_salt,
-              .arrival_us = now_us};
+              .arrival_us = now_us,
+              .tier = request.tier,
+              .max_base_fraction = request.max_base_fraction};
   one.sampling.max_tokens = std::min(std::max(1, request.max_tokens.value_or(room)), room);
   one.sampling.min_tokens = std::min(one.sampling.min_tokens, one.sampling.max_tokens);
   const uint64_t seed = request.seed.value_or(random_seed);

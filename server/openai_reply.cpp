@@ -120,6 +120,12 @@ Json ReplyWriter::usage_json(const Usage& usage) const {
             {"completion_tokens", usage.completion},
             {"total_tokens", usage.prompt + usage.completion}};
   if (options_.cached_tokens) json["prompt_tokens_details"] = {{"cached_tokens", usage.cached}};
+  if (options_.kv_fidelity)
+    json["kv_fidelity"] = {
+        {"base_exposure", usage.pairs_seen ? double(usage.base_pairs_seen) / double(usage.pairs_seen) : 0.0},
+        {"peak_base_fraction", usage.peak_base_fraction},
+        {"tainted_tokens", usage.tainted},
+        {"preemptions", usage.preemptions}};
   return json;
 }
 

@@ -12,6 +12,10 @@ namespace ekv {
 
 struct Usage {
   int64_t prompt = 0, completion = 0, cached = 0;  // tokens
+  int64_t pairs_seen = 0, base_pairs_seen = 0;     // summed over steps
+  double peak_base_fraction = 0;                   // largest share of BASE pairs in one step of one choice
+  int64_t tainted = 0;                             // tokens computed from BASE, or from KV that was
+  int64_t preemptions = 0;
 };
 
 // How a choice ended; nullptr in its place: it goes on.

@@ -17,26 +17,11 @@ constexpr double kHuge = 1e9;
 
 // Known to vLLM or to OpenAI, and they would change the output: ignoring them would be a wrong answer.
 void refuse_unsupported(JsonFields& fields) {
-  for (const char* key : {"structured_outputs",
-                          "guided_json",
-                          "guided_regex",
-                          "guided_choice",
-                          "guided_grammar",
-                          "prompt_embeds",
-                          "logits_processors",
-                          "allowed_token_ids",
-                          "bad_words",
-                          "logprob_token_ids",
-                          "thinking_token_budget",
-                          "kv_transfer_params",
-                          "ec_transfer_params",
-                          "vllm_xargs",
-                          "repetition_detection",
-                          "suffix",
-                          "functions",
-                          "function_call",
-                          "audio",
-                          "kv_fidelity"})
+  for (const char* key :
+       {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
+        "logits_processors", "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget",
+        "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "repetition_detection", "suffix", "functions",
+        "function_call", "audio"})
     fields.refuse(key, Json());
   for (const char* key : {"use_beam_search", "return_tokens_as_token_ids", "return_prompt_text"})
     fields.refuse(key, false);
@@ -170,6 +155,24 @@ void parse_rest(JsonFields& fields, const ApiLimits& limits, ApiRequest& request
   if (side != "left" && side != "right") fields.fail("truncation_side", "must be 'left' or 'right'");
 }
 
+void parse_kv_fidelity(JsonFields& fields, ApiRequest& request) {
+  const Json& given = fields.get("kv_fidelity");
+  if (given.is_null()) return;
+  if (!given.is_object()) return fields.fail("kv_fidelity", "must be an object");
+  JsonFields inner(given);
+  const std::string tier = inner.text("tier", "elastic");
+  if (tier == "exact")
+    request.tier = KvTier::exact;
+  else if (tier == "best_effort")
+    request.tier = KvTier::best_effort;
+  else if (tier != "elastic")
+    inner.fail("tier", "must be 'exact', 'elastic' or 'best_effort'");
+  request.max_base_fraction = inner.number("max_base_fraction", 1, 0, 1);
+  request.reply.kv_fidelity = true;
+  if (const Status& wrong = inner.error())
+    fields.fail(("kv_fidelity." + wrong->param).c_str(), "is wrong: " + wrong->message);
+}
+
 // Everything but the prompt. `request.reply.chat` is set.
 void parse_common(JsonFields& fields, const ApiLimits& limits, ApiRequest& request) {
   request.model = limits.model_names.front();
@@ -182,6 +185,7 @@ void parse_common(JsonFields& fields, const ApiLimits& limits, ApiRequest& reque
   parse_stop(fields, limits, request.reply, request.sampling);
   parse_logprobs(fields, limits, request.reply, request.sampling);
   parse_rest(fields, limits, request);
+  parse_kv_fidelity(fields, request);
   refuse_unsupported(fields);
 }
 

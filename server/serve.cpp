@@ -55,10 +55,21 @@ Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& 
                             tokenizer);
 }
 
+KvShape kv_shape(const ModelConfig& model) {
+  return {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+}
+
 int pages_of_pool(const ModelConfig& model, const KvConfig& kv) {
   if (kv.num_pages > 0) return kv.num_pages;
-  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
-  return int(std::min<size_t>(kv.pool_bytes / shape.page_bytes(), 1 << 24));
+  return int(std::min<size_t>(kv.pool_bytes / kv_shape(model).page_bytes(), 1 << 24));
+}
+
+// A slot for each pair that the pool can hold as BASE is all that can be used.
+int host_slots(const Loaded& loaded) {
+  const FidelityConfig& f = loaded.engine.fidelity;
+  if (f.policy != KvPolicy::elastic) return 0;
+  const size_t fit = f.host_bytes / kv_shape(loaded.model.config()).low_pair_bytes();
+  return int(std::min<size_t>(fit, size_t(loaded.engine.kv.num_pages)));
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
@@ -109,7 +120,7 @@ Result<Loaded> load(const ServeFlags& flags) {
 
 void report(const Loaded& loaded, const Backend& backend) {
   const ModelConfig& model = loaded.model.config();
-  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+  const KvShape shape = kv_shape(model);
   const int pages = loaded.engine.kv.num_pages;
   log_info(fmt::format("weights: {:.1f} MiB; backend: {}", double(loaded.model.weight_bytes()) / (1 << 20),
                        backend.info().name));
@@ -117,6 +128,10 @@ void report(const Loaded& loaded, const Backend& backend) {
                        kBlockTokens, int64_t(pages) * kBlockTokens,
                        double(shape.page_bytes()) * pages / (1 << 20),
                        loaded.engine.kv.prefix_cache ? "on" : "off"));
+  const int slots = backend.info().num_host_slots;
+  log_info(fmt::format("KV policy: {}; host memory for low bytes: {} pairs, {:.1f} MiB",
+                       name_of(loaded.engine.fidelity.policy), slots,
+                       double(shape.low_pair_bytes()) * slots / (1 << 20)));
   log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences",
                        loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
                        loaded.engine.scheduler.max_step_seqs));
@@ -218,8 +233,9 @@ int serve(const ServeFlags& flags) {
     log_error(loaded.error().message);
     return 1;
   }
-  Result<std::unique_ptr<Backend>> backend =
-      make_cpu_backend(loaded->model, loaded->engine, {.threads = flags.threads});
+  Result<std::unique_ptr<Backend>> backend = make_cpu_backend(
+      loaded->model, loaded->engine,
+      {.threads = flags.threads, .base_fill = flags.base_fill, .num_host_slots = host_slots(*loaded)});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

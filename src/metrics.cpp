@@ -67,6 +67,27 @@ struct Metrics::Families {
                                                                                                     buckets);
   }
 
+  // held: by sequences; cached: by the prefix cache alone; locked: by a copy that has not ended.
+  prometheus::Gauge& pages(const char* state) {
+    return gauge("elastickv:kv_pages", "KV pages by state.", {{"state", state}});
+  }
+
+  void on_fidelity(const StepRecord& record) {
+    free_pages.Set(record.free_pages);
+    cached_pages.Set(record.cached_pages);
+    locked_pages.Set(record.locked_pages);
+    held_pages.Set(record.total_pages - record.free_pages - record.cached_pages - record.locked_pages);
+    pairs.Set(record.resident_pairs);
+    base_pairs.Set(record.resident_base_pairs);
+    host_slots.Set(record.host_slots_used);
+    demotions.Increment(record.demoted_pairs);
+    promotions.Increment(record.promoted_pairs);
+    restores.Increment(record.restores_begun);
+    backups.Increment(record.backups_begun);
+    pairs_seen.Increment(double(record.pairs_seen));
+    base_pairs_seen.Increment(double(record.base_pairs_seen));
+  }
+
   prometheus::Registry registry{prometheus::Registry::InsertBehavior::Merge};
   Labels labels;
   Buckets tokens;
@@ -83,6 +104,27 @@ struct Metrics::Families {
       counter("vllm:num_preemptions_total", "Sequences that gave up their pages.");
   prometheus::Counter& recomputed =
       counter("elastickv:recomputed_tokens_total", "Tokens whose KV preemption threw away.");
+  prometheus::Counter& demotions =
+      counter("elastickv:demotions_total", "Pairs that became BASE to free a page.");
+  prometheus::Counter& promotions =
+      counter("elastickv:promotions_total", "Pairs that became TARGET again from their low bytes.");
+  prometheus::Counter& restores =
+      counter("elastickv:restores_total", "Pairs whose low bytes were fetched from the host.");
+  prometheus::Counter& backups =
+      counter("elastickv:backups_total", "TARGET pairs whose low bytes were sent to the host ahead of time.");
+  prometheus::Counter& pairs_seen =
+      counter("elastickv:pairs_seen_total", "Pairs that attention read, summed over steps and sequences.");
+  prometheus::Counter& base_pairs_seen =
+      counter("elastickv:base_pairs_seen_total",
+              "BASE pairs among them; base_pairs_seen / pairs_seen is the exposure.");
+  prometheus::Gauge& base_pairs = gauge("elastickv:kv_base_pairs", "Resident pairs that are BASE.");
+  prometheus::Gauge& pairs = gauge("elastickv:kv_pairs", "Resident pairs, of sequences and the prefix cache.");
+  prometheus::Gauge& host_slots =
+      gauge("elastickv:kv_host_slots_used", "Pairs whose low bytes have a place on the host.");
+  prometheus::Gauge& free_pages = pages("free");
+  prometheus::Gauge& cached_pages = pages("cached");
+  prometheus::Gauge& locked_pages = pages("locked");
+  prometheus::Gauge& held_pages = pages("held");
   prometheus::Counter& prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens, once per prompt.");
   prometheus::Counter& generation_tokens =
       counter("vllm:generation_tokens_total", "Output tokens that requests have taken.");
@@ -173,6 +215,7 @@ void Metrics::on_step(const StepRecord& record) {
   f.prefix_hits.Increment(record.prefix_hit_tokens);
   f.preemptions.Increment(record.num_preempted);
   f.recomputed.Increment(record.num_recomputed);
+  f.on_fidelity(record);
   if (const int tokens = record.num_prefill_tokens + record.num_decode_tokens) f.step_tokens.Observe(tokens);
 }
 

@@ -116,6 +116,90 @@ TEST(Flags, MistakesEndWithAMessage) {
   EXPECT_NE(parse({"serve", "m", "--no-such-flag"}).text.find("--no-such-flag"), std::string::npos);
 }
 
+TEST(Flags, ElasticKvIsOffUntilAskedFor) {
+  const CommandLine line = parse({"serve", "m"});
+  ASSERT_TRUE(line.serve) << line.text;
+  const FidelityConfig& f = line.serve->engine.fidelity;
+  EXPECT_EQ(f.policy, KvPolicy::target_only);
+  EXPECT_EQ(f.host_bytes, size_t(4) << 30);
+  EXPECT_EQ(line.serve->engine.kv.base_format, BaseFormat::fixed8);
+  EXPECT_EQ(line.serve->base_fill, BaseFill::mid);
+}
+
+TEST(Flags, ElasticKvFlagsAreTaken) {
+  const CommandLine line = parse({"serve",
+                                  "m",
+                                  "--kv-policy",
+                                  "elastic",
+                                  "--demotion",
+                                  "eager",
+                                  "--promotion",
+                                  "none",
+                                  "--kv-backing",
+                                  "writethrough",
+                                  "--kv-host-bytes",
+                                  "3M",
+                                  "--sink-pairs",
+                                  "2",
+                                  "--recent-pairs",
+                                  "7",
+                                  "--min-demote-pairs",
+                                  "1",
+                                  "--admission",
+                                  "guaranteed",
+                                  "--attention-path",
+                                  "general",
+                                  "--kv-base-format",
+                                  "e5m2",
+                                  "--kv-base-fill",
+                                  "zero",
+                                  "--max-base-fraction",
+                                  "0.5"});
+  ASSERT_TRUE(line.serve) << line.text;
+  const FidelityConfig& f = line.serve->engine.fidelity;
+  EXPECT_EQ(f.policy, KvPolicy::elastic);
+  EXPECT_EQ(f.demotion, DemotionMode::eager);
+  EXPECT_EQ(f.promotion, PromotionMode::none);
+  EXPECT_EQ(f.backing, BackingMode::writethrough);
+  EXPECT_EQ(f.host_bytes, size_t(3) << 20);
+  EXPECT_EQ(f.sink_pairs, 2);
+  EXPECT_EQ(f.recent_pairs, 7);
+  EXPECT_EQ(f.min_demote_pairs, 1);
+  EXPECT_EQ(f.attention_path, AttentionPath::general);
+  EXPECT_EQ(f.max_base_fraction, 0.5);
+  EXPECT_EQ(line.serve->engine.scheduler.admission, AdmissionMode::guaranteed);
+  EXPECT_EQ(line.serve->engine.kv.base_format, BaseFormat::e5m2);
+  EXPECT_EQ(line.serve->base_fill, BaseFill::zero);
+}
+
+TEST(Flags, BadValuesOfElasticKvNameTheFlag) {
+  const std::pair<const char*, const char*> mistakes[] = {
+      {"--kv-policy", "rubber"}, {"--demotion", "never"},        {"--promotion", "lazy"},
+      {"--kv-backing", "eager"}, {"--kv-host-bytes", "much"},    {"--max-base-fraction", "1.5"},
+      {"--sink-pairs", "-1"},    {"--recent-pairs", "x"},        {"--min-demote-pairs", "-2"},
+      {"--admission", "open"},   {"--attention-path", "native"}, {"--kv-base-format", "int8"},
+      {"--kv-base-fill", "one"}, {"--preset", "paper"}};
+  for (const auto& [flag, value] : mistakes) {
+    const CommandLine line = parse({"serve", "m", flag, value});
+    EXPECT_FALSE(line.serve) << flag;
+    EXPECT_NE(line.exit_code, 0) << flag;
+    EXPECT_NE(line.text.find(flag), std::string::npos) << line.text;
+  }
+}
+
+TEST(Flags, APresetYieldsToFlagsThatAreGiven) {
+  const CommandLine paper = parse({"serve", "m", "--preset", "paper015"});
+  ASSERT_TRUE(paper.serve) << paper.text;
+  EXPECT_FALSE(paper.serve->engine.scheduler.reserve_full_prompt);
+  EXPECT_FALSE(paper.serve->engine.kv.prefix_cache);
+  const CommandLine modern = parse(
+      {"serve", "m", "--max-num-batched-tokens", "512", "--no-enable-prefix-caching", "--preset", "modern"});
+  ASSERT_TRUE(modern.serve) << modern.text;
+  EXPECT_EQ(modern.serve->engine.scheduler.max_step_tokens, 512);
+  EXPECT_FALSE(modern.serve->engine.kv.prefix_cache);
+  EXPECT_EQ(parse({"serve", "m", "--preset", "modern"}).serve->engine.scheduler.max_step_tokens, 8192);
+}
+
 TEST(Flags, HelpAndVersion) {
   const CommandLine help = parse({"serve", "--help"});
   EXPECT_EQ(help.exit_code, 0);

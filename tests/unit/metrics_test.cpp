@@ -121,5 +121,41 @@ TEST(Metrics, GaugesFollowTheLastStep) {
   EXPECT_EQ(value(metrics, "vllm:iteration_tokens_total_count"), 1);  // an idle turn is no step
 }
 
+TEST(Metrics, FidelityIsToldByStateAndBySum) {
+  Metrics metrics("m", config(), 10);
+  const StepRecord step{.num_decode_tokens = 1,
+                        .num_recomputed = 9,
+                        .free_pages = 3,
+                        .cached_pages = 2,
+                        .locked_pages = 1,
+                        .total_pages = 10,
+                        .resident_pairs = 5,
+                        .resident_base_pairs = 4,
+                        .host_slots_used = 6,
+                        .demoted_pairs = 3,
+                        .promoted_pairs = 2,
+                        .restores_begun = 7,
+                        .backups_begun = 8,
+                        .pairs_seen = 40,
+                        .base_pairs_seen = 10};
+  metrics.on_step(step);
+  metrics.on_step(step);
+  const std::pair<const char*, double> pages[] = {{"free", 3}, {"cached", 2}, {"locked", 1}, {"held", 4}};
+  for (const auto& [state, count] : pages)
+    EXPECT_EQ(value(metrics, "elastickv:kv_pages", "state=\"" + std::string(state) + "\""), count) << state;
+  const std::pair<const char*, double> wanted[] = {{"kv_pairs", 5},
+                                                   {"kv_base_pairs", 4},
+                                                   {"kv_host_slots_used", 6},
+                                                   {"demotions_total", 6},
+                                                   {"promotions_total", 4},
+                                                   {"restores_total", 14},
+                                                   {"backups_total", 16},
+                                                   {"pairs_seen_total", 80},
+                                                   {"base_pairs_seen_total", 20},
+                                                   {"recomputed_tokens_total", 18}};
+  for (const auto& [name, count] : wanted)
+    EXPECT_EQ(value(metrics, std::string("elastickv:") + name), count) << name;
+}
+
 }  // namespace
 }  // namespace ekv

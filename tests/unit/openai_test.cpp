@@ -157,7 +157,7 @@ TEST(Request, EveryBadFieldIsNamed) {
                            {"prompt_embeds", "\"AA==\""},
                            {"allowed_token_ids", "[1]"},
                            {"bad_words", "[\"a\"]"},
-                           {"kv_fidelity", "{\"tier\":\"exact\"}"}};
+                           {"kv_fidelity", "\"exact\""}};
   for (const auto& [key, value] : both)
     for (const bool chat : {false, true}) {
       const Json body = with(with(chat ? kChat : kCompletion, "max_tokens", 50), key, Json::parse(value));
@@ -274,6 +274,48 @@ TEST(EngineRequests, ChoiceZeroIsTheSingleRequestAndTheOthersHaveTheirOwnSeeds) 
   EXPECT_EQ(choices->at(0).sampling.seed, 42u);
   EXPECT_EQ(seeds.size(), 4u);
   EXPECT_EQ(choices->at(3).arrival_us, 5);
+}
+
+TEST(EngineRequests, KvFidelityReachesEveryChoice) {
+  const struct {
+    Json field;
+    KvTier tier;
+    double fraction;
+    bool in_usage;
+  } cases[] = {{nullptr, KvTier::elastic, 1, false},
+               {Json::object(), KvTier::elastic, 1, true},
+               {{{"tier", "exact"}}, KvTier::exact, 1, true},
+               {{{"tier", "elastic"}, {"max_base_fraction", 0}}, KvTier::elastic, 0, true},
+               {{{"tier", "best_effort"}, {"max_base_fraction", 0.25}}, KvTier::best_effort, 0.25, true}};
+  for (const auto& c : cases) {
+    const Json body = with(with(kCompletion, "n", 2), "kv_fidelity", c.field);
+    const Result<ApiRequest> request = parse_completion(body, limits());
+    ASSERT_TRUE(request) << dump_json(body);
+    EXPECT_EQ(request->reply.kv_fidelity, c.in_usage);
+    const auto choices = engine_requests(*request, {1, 2}, limits(), 7, 5);
+    ASSERT_TRUE(choices);
+    for (const Request& choice : *choices) {
+      EXPECT_EQ(choice.tier, c.tier) << dump_json(body);
+      EXPECT_EQ(choice.max_base_fraction, c.fraction) << dump_json(body);
+    }
+  }
+}
+
+TEST(Request, BadKvFidelityNamesTheMember) {
+  const BadField members[] = {{"tier", "\"best\""},
+                              {"tier", "1"},
+                              {"tier", "\"\""},
+                              {"max_base_fraction", "1.01"},
+                              {"max_base_fraction", "-0.1"},
+                              {"max_base_fraction", "\"0.5\""}};
+  for (const auto& [key, value] : members) {
+    const Json body = with(kChat, "kv_fidelity", with(Json::object(), key, Json::parse(value)));
+    const Result<ApiRequest> request = parse_chat(body, limits());
+    ASSERT_FALSE(request) << dump_json(body);
+    EXPECT_EQ(request.error().param, std::string("kv_fidelity.") + key);
+    EXPECT_NE(request.error().message.find(key), std::string::npos);
+    EXPECT_EQ(http_status(request.error()), 400);
+  }
 }
 
 // PAR-7, for a context of 100 tokens.
@@ -410,6 +452,31 @@ TEST(ChoiceText, MinTokensHoldForStopStrings) {
   EXPECT_TRUE(text.done());
   EXPECT_EQ(shown, "ab");
   EXPECT_EQ(text.stop_reason(), Json("ab"));
+}
+
+TEST(Reply, UsageTellsOfFidelityOnlyWhenAsked) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  const Usage usage{.prompt = 3,
+                    .completion = 2,
+                    .pairs_seen = 8,
+                    .base_pairs_seen = 2,
+                    .peak_base_fraction = 0.5,
+                    .tainted = 4,
+                    .preemptions = 1};
+  for (const bool asked : {false, true}) {
+    const ReplyWriter writer(tokenizer, {.include_usage = true, .kv_fidelity = asked}, "id", "m", 1);
+    const std::string event = writer.usage_chunk(usage);
+    for (const Json& reply :
+         {Json::parse(writer.reply(Json::array(), usage)), Json::parse(event.substr(event.find('{')))}) {
+      ASSERT_EQ(reply["usage"].contains("kv_fidelity"), asked);
+      if (!asked) continue;
+      const Json& told = reply["usage"]["kv_fidelity"];
+      EXPECT_EQ(told["base_exposure"], 0.25);
+      EXPECT_EQ(told["peak_base_fraction"], 0.5);
+      EXPECT_EQ(told["tainted_tokens"], 4);
+      EXPECT_EQ(told["preemptions"], 1);
+    }
+  }
 }
 
 // LOG-1: a parser that knows no infinity must read every reply.

@@ -1,0 +1,113 @@
+#include "server/kv_flags.h"
+
+#include <fmt/format.h>
+
+#include "server/flags.h"
+
+namespace ekv {
+namespace {
+
+// A flag whose values are the names of an enum, as `parse` knows them.
+template <class E, class Parse>
+CLI::Option* add_named(CLI::App& app, const char* flag, E& value, Parse parse, const char* names,
+                       const char* help) {
+  const auto take = [&value, parse, flag, names](const std::string& name) {
+    const std::optional<E> found = parse(name);
+    if (!found) throw CLI::ValidationError(flag, fmt::format("must be one of {}, got '{}'", names, name));
+    value = *found;
+  };
+  return app.add_option_function<std::string>(flag, take, fmt::format("{}: {}", names, help));
+}
+
+std::optional<BaseFormat> parse_base_format(std::string_view name) {
+  if (name == "fixed8") return BaseFormat::fixed8;
+  if (name == "e5m2") return BaseFormat::e5m2;
+  return std::nullopt;
+}
+
+std::optional<BaseFill> parse_base_fill(std::string_view name) {
+  if (name == "zero") return BaseFill::zero;
+  if (name == "mid") return BaseFill::mid;
+  return std::nullopt;
+}
+
+void add_modes(CLI::App& app, EngineConfig& config, BaseFill& fill) {
+  FidelityConfig& f = config.fidelity;
+  add_named(app, "--kv-policy", f.policy, parse_kv_policy, "elastic, target-only, exact-offload, static8",
+            "what happens to KV when pages are short")
+      ->default_str("target-only");
+  add_named(app, "--demotion", f.demotion, parse_demotion_mode, "shortage, watermark, eager",
+            "when pairs become BASE")
+      ->default_str("shortage");
+  add_named(app, "--promotion", f.promotion, parse_promotion_mode, "reserve, eager, none",
+            "from which free pages pairs become TARGET again")
+      ->default_str("reserve");
+  add_named(app, "--kv-backing", f.backing, parse_backing_mode, "lazy, writethrough",
+            "when low bytes go to the host")
+      ->default_str("lazy");
+  add_named(app, "--admission", config.scheduler.admission, parse_admission_mode, "native, guaranteed",
+            "guaranteed admits only what fits to its last token")
+      ->default_str("native");
+  add_named(app, "--attention-path", f.attention_path, parse_attention_path, "auto, general",
+            "the attention loop of batches with BASE pairs")
+      ->default_str("auto");
+  add_named(app, "--kv-base-format", config.kv.base_format, parse_base_format, "fixed8, e5m2",
+            "the grid on which KV values are written")
+      ->default_str("fixed8");
+  add_named(app, "--kv-base-fill", fill, parse_base_fill, "zero, mid", "what e5m2 reads for missing low bytes")
+      ->default_str("mid");
+}
+
+}  // namespace
+
+void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& raw) {
+  add_modes(app, config, fill);
+  FidelityConfig& f = config.fidelity;
+  app.add_option("--kv-host-bytes", raw.host_bytes,
+                 "host memory for low bytes; without room nothing is demoted")
+      ->capture_default_str();
+  app.add_option("--max-base-fraction", f.max_base_fraction,
+                 "most of the resident pairs that may be BASE, 0 to 1")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  constexpr int kMost = 1 << 24;
+  app.add_option("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET")
+      ->check(CLI::Range(0, kMost))
+      ->capture_default_str();
+  app.add_option("--recent-pairs", f.recent_pairs, "last complete pairs of a sequence that stay TARGET")
+      ->check(CLI::Range(0, kMost))
+      ->capture_default_str();
+  app.add_option("--min-demote-pairs", f.min_demote_pairs, "a shortage demotes at least so many pairs")
+      ->check(CLI::Range(0, kMost))
+      ->capture_default_str();
+  app.add_option("--preset", raw.preset,
+                 "paper015 or modern: scheduler settings of vLLM 0.15 or of today; flags that are given win")
+      ->check(CLI::IsMember({"paper015", "modern"}));
+}
+
+void finish_kv_flags(const CLI::App& app, const KvFlags& raw, EngineConfig& config) {
+  config.fidelity.host_bytes = size_t(size_or_throw("--kv-host-bytes", raw.host_bytes, 0, int64_t(1) << 50));
+  if (raw.preset.empty()) return;
+  const EngineConfig given = config;
+  raw.preset == "modern" ? apply_preset_modern(config) : apply_preset_paper015(config);
+  const auto keep = [&app](const char* flag, auto& value, const auto& asked) {
+    if (app.count(flag)) value = asked;
+  };
+  SchedulerConfig& s = config.scheduler;
+  keep("--max-num-batched-tokens", s.max_step_tokens, given.scheduler.max_step_tokens);
+  keep("--max-num-seqs", s.max_step_seqs, given.scheduler.max_step_seqs);
+  keep("--long-prefill-token-threshold", s.max_chunk_tokens, given.scheduler.max_chunk_tokens);
+  keep("--scheduler-reserve-full-isl", s.reserve_full_prompt, given.scheduler.reserve_full_prompt);
+  keep("--watermark", s.watermark, given.scheduler.watermark);
+  keep("--enable-prefix-caching", config.kv.prefix_cache, given.kv.prefix_cache);
+}
+
+int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
+  const Result<int64_t> size = parse_size(text);
+  if (!size) throw CLI::ValidationError(flag, size.error().message);
+  if (*size < least || *size > most)
+    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
+  return *size;
+}
+
+}  // namespace ekv
