@@ -139,5 +139,60 @@ TEST(SimBackend, UnderTheEngineStepsFollowOneAnotherInVirtualTime) {
   EXPECT_GT(recorder.steps[0].device_us, 0);
 }
 
+TEST(SimBackend, CopiesEndAfterTheStepThatCarriesThemAndAnEmptyStepWaitsForThem) {
+  VirtualClock clock;
+  SimBackend backend(model(), 16, clock, 4);
+  EXPECT_EQ(backend.info().num_host_slots, 4);
+  const std::vector<TransferJob> restore{{TransferKind::restore_low, 2, -1, 1, 8}};
+  backend.submit({.transfers = restore});
+  EXPECT_TRUE(backend.collect().transfers_done.empty());
+  const int64_t low_us = *backend.transfers().next_done_us() - clock.now_us();
+  EXPECT_GT(low_us, 0);
+  backend.submit({});
+  EXPECT_EQ(backend.collect().transfers_done, std::vector<uint32_t>{8});
+  EXPECT_EQ(clock.now_us(), low_us);
+  backend.submit({});  // nothing is on its way: no time passes
+  EXPECT_TRUE(backend.collect().transfers_done.empty());
+  EXPECT_EQ(clock.now_us(), low_us);
+}
+
+TEST(SimBackend, DemotionsArePricedAndTheirLowBytesLeaveOnlyForASlot) {
+  VirtualClock clock;
+  SimBackend backend(model(), 16, clock, 4);
+  const std::vector<DemoteJob> demotes{{0, 1, 2, 7}, {2, 3, -1, 0}};
+  backend.submit({.demotes = demotes});
+  std::vector<uint32_t> done = backend.collect().transfers_done;
+  EXPECT_EQ(clock.now_us(), std::llround(step_us(model(), {.num_demoted_pairs = 2})));
+  if (done.empty()) {
+    backend.submit({});
+    done = backend.collect().transfers_done;
+  }
+  EXPECT_EQ(done, std::vector<uint32_t>{7});
+}
+
+TEST(SimBackend, UnderTheEngineElasticChatsNeedNoPreemption) {
+  for (const KvPolicy policy : {KvPolicy::target_only, KvPolicy::elastic}) {
+    VirtualClock clock;
+    Recorder recorder;
+    EngineConfig config;
+    config.kv.num_pages = 64;
+    config.max_model_len = 512;
+    config.fidelity.policy = policy;
+    config.fidelity.recent_pairs = 1;
+    Engine engine(config, make_sim_backend(model(), config.kv, clock, 64), clock, recorder);
+    for (int i = 0; i < 6; ++i)
+      ASSERT_TRUE(bool(
+          engine.submit({.prompt = std::vector<TokenId>(size_t(128), i), .sampling = {.max_tokens = 80}})));
+    while (!engine.idle()) engine.step();
+    int demoted = 0, preempted = 0;
+    for (const StepRecord& step : recorder.steps)
+      demoted += step.demoted_pairs, preempted += step.num_preempted;
+    const bool elastic = policy == KvPolicy::elastic;
+    EXPECT_EQ(preempted > 0, !elastic);
+    EXPECT_EQ(demoted > 0, elastic);
+    engine.check_integrity();
+  }
+}
+
 }  // namespace
 }  // namespace ekv

@@ -34,7 +34,8 @@ int count_base(std::span<const PairEntry> pairs) {
 
 void measure_work(const StepInput& input, StepWork& work) {
   work.chunks.clear();
-  work.num_demoted_pairs = work.num_promoted_pairs = 0;
+  work.num_demoted_pairs = int(input.demotes.size());
+  work.num_promoted_pairs = int(input.promotes.size());
   for (size_t i = 0; i < input.kv_len.size(); ++i) {
     const auto num_pairs = size_t(ceil_div(input.kv_len[i], kPairTokens));
     const auto row = input.block_table.row(int(i)).first(num_pairs);
@@ -44,13 +45,25 @@ void measure_work(const StepInput& input, StepWork& work) {
   }
 }
 
-SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock)
+SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock, int num_host_slots)
     : model_(std::move(model)),
       clock_(clock),
-      info_{.name = "sim", .num_pages = num_pages},
+      info_{.name = "sim", .num_pages = num_pages, .num_host_slots = num_host_slots},
       transfers_(model_.to_host, model_.from_host) {}
 
+void SimBackend::start_transfer(const TransferJob& job) {
+  const bool low = job.kind == TransferKind::backup_low || job.kind == TransferKind::restore_low;
+  const bool to_host = job.kind == TransferKind::backup_low || job.kind == TransferKind::store_pair;
+  const double low_bytes = kPairTokens * (model_.target_bytes_per_token - model_.base_bytes_per_token);
+  transfers_.start(clock_.now_us(), to_host ? TransferDirection::to_host : TransferDirection::from_host,
+                   size_t(low ? low_bytes : 2 * model_.page_bytes()), job.ticket);
+}
+
 void SimBackend::submit(const StepInput& input) {
+  jobs_.assign(input.transfers.begin(), input.transfers.end());
+  waits_ = input.q_start.size() < 2 && input.demotes.empty() && input.promotes.empty() && jobs_.empty();
+  for (const DemoteJob& job : input.demotes)
+    if (job.low >= 0) start_transfer({.kind = TransferKind::backup_low, .ticket = job.ticket});
   measure_work(input, work_);
   output_.rows.clear();
   for (const SampleRow& row : input.sample_rows) output_.rows.push_back(answer(row));
@@ -58,13 +71,19 @@ void SimBackend::submit(const StepInput& input) {
 
 const StepOutput& SimBackend::collect() {
   clock_.advance_us(std::llround(step_us(model_, work_)));
+  if (const auto next_us = transfers_.next_done_us(); waits_ && next_us && *next_us > clock_.now_us())
+    clock_.advance_us(*next_us - clock_.now_us());
+  for (const TransferJob& job : jobs_) start_transfer(job);
+  done_.clear();
+  transfers_.take_done(clock_.now_us(), done_);
+  output_.transfers_done.assign(done_.begin(), done_.end());
   return output_;
 }
 
 std::unique_ptr<SimBackend> make_sim_backend(const CostModel& model, const KvConfig& config,
-                                             VirtualClock& clock) {
+                                             VirtualClock& clock, int num_host_slots) {
   const int num_pages = config.num_pages > 0 ? config.num_pages : model.pages_in(config.pool_bytes);
-  return std::make_unique<SimBackend>(model, num_pages, clock);
+  return std::make_unique<SimBackend>(model, num_pages, clock, num_host_slots);
 }
 
 }  // namespace ekv

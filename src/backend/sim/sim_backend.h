@@ -14,13 +14,15 @@ namespace ekv {
 // What a step consists of, as the cost model sees it; BASE pairs are counted in the block table.
 void measure_work(const StepInput& input, StepWork& work);
 
-// submit() notes what the step asks for, collect() moves the clock by its price. Same inputs, same times and
-// tokens. Every sampled row gets the smallest token id that is not one of its stop tokens, so that outputs have
-// the length they were asked to have; logprobs, where asked for, say that this token was certain.
+// submit() notes what the step asks for, collect() moves the clock by its price; a step with nothing in it
+// waits for the next copy to end. The low bytes of a demotion leave when the step begins, other copies after
+// its chunks; a restore is staged for a promotion of a later step. Same inputs, same times and tokens. Every
+// sampled row gets the smallest token id that is not one of its stop tokens, so that outputs have the length
+// they were asked to have; logprobs, where asked for, say that this token was certain.
 class SimBackend : public Backend {
  public:
   // `clock` outlives the backend and is the engine's clock.
-  SimBackend(CostModel model, int num_pages, VirtualClock& clock);
+  SimBackend(CostModel model, int num_pages, VirtualClock& clock, int num_host_slots = 0);
 
   const BackendInfo& info() const override { return info_; }
   void submit(const StepInput& input) override;
@@ -30,16 +32,22 @@ class SimBackend : public Backend {
   const TransferServers& transfers() const { return transfers_; }
 
  private:
+  void start_transfer(const TransferJob& job);
+
   CostModel model_;
   VirtualClock& clock_;
   BackendInfo info_;
   TransferServers transfers_;
-  StepWork work_;      // of the submitted step
-  StepOutput output_;  // of the submitted step
+  std::vector<TransferJob> jobs_;  // of the submitted step
+  std::vector<uint64_t> done_;
+  bool waits_ = false;  // the submitted step has nothing in it
+  StepWork work_;       // of the submitted step
+  StepOutput output_;   // of the submitted step
 };
 
-// The pool has config.num_pages pages, or as many as fit in config.pool_bytes.
+// The pool has config.num_pages pages, or as many as fit in config.pool_bytes; `num_host_slots`: pairs whose
+// low bytes the host has room for.
 std::unique_ptr<SimBackend> make_sim_backend(const CostModel& model, const KvConfig& config,
-                                             VirtualClock& clock);
+                                             VirtualClock& clock, int num_host_slots = 0);
 
 }  // namespace ekv

@@ -1,0 +1,72 @@
+"""Elastic KV end to end: a pool too small for the chats at TARGET size, with and without BASE."""
+
+import concurrent.futures
+
+import pytest
+import requests
+
+CHATS, PROMPT, OUTPUT = 6, 128, 80  # 13 pages each at TARGET, 9 with all old pairs BASE
+POOL = ("--num-gpu-blocks-override", "64", "--max-model-len", "512", "--sink-pairs", "1", "--recent-pairs", "1")
+
+
+@pytest.fixture(scope="module")
+def target_only(start):
+    return start(*POOL, "--kv-policy", "target-only")
+
+
+@pytest.fixture(scope="module")
+def elastic(start):
+    return start(*POOL, "--kv-policy", "elastic", "--kv-host-bytes", "64M")
+
+
+def chat(server, index, tier="elastic"):
+    """(text, usage.kv_fidelity) of greedy chat `index`."""
+    body = {"model": "smollm2", "prompt": [1000 + (37 * i + 1009 * index) % 9000 for i in range(PROMPT)],
+            "temperature": 0, "max_tokens": OUTPUT, "ignore_eos": True, "kv_fidelity": {"tier": tier}}
+    answer = requests.post(server.url + "/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    reply = answer.json()
+    assert reply["choices"][0]["finish_reason"] == "length" and reply["usage"]["completion_tokens"] == OUTPUT
+    return reply["choices"][0]["text"], reply["usage"]["kv_fidelity"]
+
+
+def together(server, tier_of):
+    with concurrent.futures.ThreadPoolExecutor(CHATS) as pool:
+        return list(pool.map(lambda i: chat(server, i, tier_of(i)), range(CHATS)))
+
+
+@pytest.fixture(scope="module")
+def solo(target_only):
+    return [chat(target_only, i)[0] for i in range(2)]
+
+
+def test_off_pressure_elastic_is_target_only(elastic, solo):
+    before = elastic.metric("elastickv:demotions_total")
+    for index, text in enumerate(solo):
+        again, fidelity = chat(elastic, index)
+        assert again == text
+        assert fidelity == {"base_exposure": 0, "peak_base_fraction": 0, "tainted_tokens": 0, "preemptions": 0}
+    assert elastic.metric("elastickv:demotions_total") == before
+
+
+def test_elastic_runs_without_preemption_where_target_only_preempts(target_only, elastic):
+    told = [fidelity for _, fidelity in together(target_only, lambda i: "elastic")]
+    assert sum(f["preemptions"] for f in told) == target_only.metric("vllm:num_preemptions_total") > 0
+    assert all(f["base_exposure"] == 0 for f in told)
+
+    before = elastic.metric("vllm:num_preemptions_total")
+    told = [fidelity for _, fidelity in together(elastic, lambda i: "elastic")]
+    assert elastic.metric("vllm:num_preemptions_total") == before
+    assert elastic.metric("elastickv:demotions_total") > 0
+    assert any(f["base_exposure"] > 0 and f["tainted_tokens"] > 0 for f in told)
+    elastic.wait_idle()
+
+
+def test_exact_tier_under_pressure_equals_the_solo_run(elastic, solo):
+    before = elastic.metric("elastickv:base_pairs_seen_total")
+    answers = together(elastic, lambda i: "exact" if i < len(solo) else "elastic")
+    assert elastic.metric("elastickv:base_pairs_seen_total") > before
+    for text, (again, fidelity) in zip(solo, answers):
+        assert again == text
+        assert fidelity["base_exposure"] == 0 and fidelity["tainted_tokens"] == 0
+    elastic.wait_idle()
