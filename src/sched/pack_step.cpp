@@ -6,7 +6,9 @@ namespace ekv {
 namespace {
 
 Slot slot_of(const BlockTable& blocks, const PairTable& pairs, int position) {
-  const PairEntry& pair = pairs.entry(blocks.pairs[size_t(position / kPairTokens)]);
+  const size_t index = size_t(position / kPairTokens);
+  EKV_CHECK(index < blocks.pairs.size(), "a written position must lie in the block table");
+  const PairEntry& pair = pairs.entry(blocks.pairs[index]);
   const int page = position % kPairTokens < kBlockTokens ? pair.even : pair.odd;
   EKV_CHECK(!pair.is_base() && page != int(kNoPage), "a written position must lie in a TARGET page");
   return Slot(page) * kBlockTokens + position % kBlockTokens;

@@ -124,6 +124,7 @@ TEST(PackStep, ThePathIsTheLeastGeneralThatCoversTheBatch) {
   s.num_computed = 128;
   pairs.give(plain, {pairs.target(15)});
   const PairId a = pairs.base(0, 1), b = pairs.base(2, 3), c = pairs.target(4, 5), d = pairs.target(6, 7);
+  const PairId e = pairs.target(9, 10), f = pairs.target(11, 12);
   const StepPlan plan{{{s.id, 128, 1, true}, {plain.id, 0, 1, true}}, {}, {}};
   PackedStep packed;
   const auto path = [&](std::vector<PairId> table, AttentionPath asked = AttentionPath::automatic) {
@@ -132,8 +133,8 @@ TEST(PackStep, ThePathIsTheLeastGeneralThatCoversTheBatch) {
     pairs.pack(plan, sequences, packed, asked);
     return packed.path;
   };
-  EXPECT_EQ(path({c, d}), KvPath::native);
-  EXPECT_EQ(path({c, d}, AttentionPath::general), KvPath::native);
+  EXPECT_EQ(path({c, d, e, f}), KvPath::native);
+  EXPECT_EQ(path({c, d, e, f}, AttentionPath::general), KvPath::native);
   EXPECT_EQ(path({c, a, b, d}), KvPath::structured);
   EXPECT_EQ(path({c, a, b, d}, AttentionPath::general), KvPath::general);
   EXPECT_EQ(path({a, c, b, d}), KvPath::general);
