@@ -1,7 +1,5 @@
 # The official clients against the program and the default model; setup.sh brings both and the interpreter.
-if(TARGET elastickv)
 add_test(NAME e2e_default_model
          COMMAND ${PROJECT_SOURCE_DIR}/.venv/bin/python -m pytest -q -x --elastickv $<TARGET_FILE:elastickv>
                  ${PROJECT_SOURCE_DIR}/tests/e2e)
 set_tests_properties(e2e_default_model PROPERTIES LABELS "model" TIMEOUT 900 RUN_SERIAL ON)
-endif()
