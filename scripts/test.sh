@@ -25,9 +25,6 @@ sanitized() {
 sanitized dev all -LE 'slow|model'
 sanitized tsan threaded_tests -L threaded
 
-step "Fuzzers, 10 s each"
-scripts/fuzz.sh 10
-
 if command -v nvcc >/dev/null; then
   step "CUDA code for sm_80 and sm_90a"
   cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="80-real;90a-real" > build/configure-cuda.log 2>&1 ||
