@@ -66,7 +66,7 @@ class Stamps : public EngineListener {
   void on_event(SeqEvent event) override {
     if (event.token) {
       Stream& stream = streams_[event.stats.num_prompt];
-      stream.handed_over_us = event.stats.arrival_us;
+      stream.handed_over_us = event.stats.queued_us;
       stream.token_us.push_back(event.stats.last_token_us);
     }
     next_->on_event(std::move(event));

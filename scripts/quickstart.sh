@@ -13,7 +13,8 @@ if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
 fi
 
 printf '\n== Starting the server on port %s\n' "$port"
-build/release/elastickv serve models/smollm2-135m-instruct --served-model-name smollm2 --port "$port" &
+# In a session of its own: Ctrl-C reaches it once, through the trap. A second signal would cut what runs.
+setsid build/release/elastickv serve models/smollm2-135m-instruct --served-model-name smollm2 --port "$port" &
 server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null' EXIT
 for ((i = 0; i < 300; ++i)); do

@@ -55,16 +55,18 @@ Generate::Generate(const ServedModel& model, EngineLoop& loop, DisconnectWatcher
     : model_(model), loop_(loop), watcher_(watcher), clock_(clock), next_seed_(random_bits()) {}
 
 HttpResponse Generate::completion(const HttpRequest& http) {
+  const int64_t arrival_us = clock_.now_us();
   Result<Json> body = parse_json(http.body);
   if (!body) return error_reply(body.error());
   Result<ApiRequest> request = parse_completion(*body, model_.limits);
   if (!request) return error_reply(request.error());
   Result<std::vector<Prompt>> prompts = tokenize(*request);
   if (!prompts) return error_reply(prompts.error());
-  return answer(http, *request, *std::move(prompts));
+  return answer(http, *request, *std::move(prompts), arrival_us);
 }
 
 HttpResponse Generate::chat(const HttpRequest& http) {
+  const int64_t arrival_us = clock_.now_us();
   Result<Json> body = parse_json(http.body);
   if (!body) return error_reply(body.error());
   Result<ApiRequest> request = parse_chat(*body, model_.limits);
@@ -77,7 +79,7 @@ HttpResponse Generate::chat(const HttpRequest& http) {
   const Json& last = request->chat.messages.back();
   if (request->reply.echo && member(last, "role") == "assistant" && member(last, "content").is_string())
     prompt->text = last["content"].get<std::string>();
-  return answer(http, *request, {*std::move(prompt)});
+  return answer(http, *request, {*std::move(prompt)}, arrival_us);
 }
 
 Result<std::vector<Generate::Prompt>> Generate::tokenize(const ApiRequest& request) const {
@@ -107,7 +109,8 @@ Result<Generate::Prompt> Generate::encode(const std::string& text, bool add_spec
   return Prompt{.text = text, .tokens = *std::move(tokens)};
 }
 
-HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts) {
+HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts,
+                              int64_t arrival_us) {
   Result<std::string> id = reply_id(http, request.reply.chat ? "chatcmpl-" : "cmpl-");
   if (!id) return error_reply(id.error());
   std::vector<Request> all;
@@ -115,7 +118,7 @@ HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request
   const uint64_t seed = next_seed_.fetch_add(0x9e3779b97f4a7c15);  // the next one differs in every bit
   for (Prompt& prompt : prompts) {
     Result<std::vector<Request>> choices =
-        engine_requests(request, std::move(prompt.tokens), model_.limits, seed + all.size(), clock_.now_us());
+        engine_requests(request, std::move(prompt.tokens), model_.limits, seed + all.size(), arrival_us);
     if (!choices) return error_reply(choices.error());
     reports.push_back({std::move(prompt.text), choices->front().prompt});
     std::move(choices->begin(), choices->end(), std::back_inserter(all));

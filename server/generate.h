@@ -37,7 +37,8 @@ class Generate {
     std::string text;  // as given; of token prompts empty
     std::vector<TokenId> tokens;
   };
-  HttpResponse answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts);
+  HttpResponse answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts,
+                      int64_t arrival_us);
   Result<std::vector<Prompt>> tokenize(const ApiRequest& request) const;
   Result<Prompt> encode(const std::string& text, bool add_special_tokens) const;
 

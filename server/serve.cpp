@@ -226,13 +226,13 @@ Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pag
 }
 
 int serve(const ServeFlags& flags) {
-  const sigset_t signals = block_signals();
   raise_file_limit();
-  const Result<Loaded> loaded = load(flags);
+  const Result<Loaded> loaded = load(flags);  // a signal ends the process at once: nobody is served yet
   if (!loaded) {
     log_error(loaded.error().message);
     return 1;
   }
+  const sigset_t signals = block_signals();
   Result<std::unique_ptr<Backend>> backend = make_cpu_backend(
       loaded->model, loaded->engine,
       {.threads = flags.threads, .base_fill = flags.base_fill, .num_host_slots = host_slots(*loaded)});

@@ -59,7 +59,7 @@ bool Engine::step() {
 Result<SeqId> Engine::submit(Request request) {
   if (Status refused = refuse(request)) return *std::move(refused);
   const SeqId id{next_id_.fetch_add(1, std::memory_order_relaxed)};
-  mailbox_.put(NewSequence{id, std::move(request)});
+  mailbox_.put(NewSequence{id, std::move(request), clock_.now_us()});
   return id;
 }
 
@@ -97,6 +97,7 @@ void Engine::accept_commands() {
   for (Command& command : commands_) {
     if (auto* arrival = std::get_if<NewSequence>(&command)) {
       sequences_.add(arrival->id, std::move(arrival->request));
+      sequences_[arrival->id].stats.queued_us = arrival->queued_us;
     } else if (const auto* cancelled = std::get_if<Cancel>(&command)) {
       if (Sequence* sequence = sequences_.find(cancelled->id)) finish(*sequence, FinishReason::cancelled, {});
     } else {
@@ -130,6 +131,7 @@ void Engine::count_plan() {
 void Engine::count_fidelity() {
   const Exposure seen = charge_exposure(plan_, packed_, sequences_);
   record_.pairs_seen = seen.pairs, record_.base_pairs_seen = seen.base_pairs;
+  record_.query_pairs_seen = seen.query_pairs, record_.query_base_pairs_seen = seen.query_base_pairs;
   record_.path = packed_.path;
   const KvJobs& jobs = kv_.jobs();
   record_.demoted_pairs = int(jobs.demotes.size());  // with those that only the prefix cache has
@@ -150,20 +152,26 @@ void Engine::deliver(const StepOutput& output) {
     sequence->num_computed += chunk.num_tokens;
     kv_.publish(*sequence);
   }
-  for (size_t i = 0; i < output.rows.size(); ++i)
-    if (Sequence* sequence = sequences_.find(packed_.sample_seqs[i]))
-      deliver_row(*sequence, packed_.sample_rows[i], output.rows[i]);
+  // First tokens leave before the next ones of streams that are under way: with 512 streams the messages of a
+  // step take milliseconds, which a first token at their end would wait for.
+  const int64_t now_us = clock_.now_us();
+  for (const bool first_token : {true, false})
+    for (size_t i = 0; i < output.rows.size(); ++i) {
+      const SampleRow& asked = packed_.sample_rows[i];
+      Sequence* sequence = sequences_.find(packed_.sample_seqs[i]);
+      if (sequence && (asked.output_index == 0) == first_token)
+        deliver_row(*sequence, asked, output.rows[i], now_us);
+    }
   for (uint32_t ticket : output.transfers_done) kv_.transfer_done(ticket);
   record_.transfers_done = int(output.transfers_done.size());
 }
 
-void Engine::deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row) {
+void Engine::deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us) {
   if (asked.target >= 0) {
     EKV_CHECK(row.logprobs.has_value(), "a prompt row carries its logprobs");
     sequence.prompt_logprobs.push_back(*row.logprobs);
     return;
   }
-  const int64_t now_us = clock_.now_us();
   sequence.tokens.push_back(row.token);
   sequence.stats.num_output = sequence.num_output();
   if (sequence.num_output() == 1) sequence.stats.first_token_us = now_us;

@@ -197,7 +197,7 @@ void Metrics::on_finished(FinishReason reason, const SeqStats& stats, int max_to
   f.params_max_tokens.Observe(max_tokens);
   if (!stats.first_token_us) return;  // ended before it had a token
   f.e2e.Observe(seconds(stats.arrival_us, stats.last_token_us));
-  f.queue.Observe(seconds(stats.arrival_us, stats.first_scheduled_us));
+  f.queue.Observe(seconds(stats.queued_us, stats.first_scheduled_us));
   f.inference.Observe(seconds(stats.first_scheduled_us, stats.last_token_us));
   f.prefill.Observe(seconds(stats.first_scheduled_us, stats.first_token_us));
   f.decode.Observe(seconds(stats.first_token_us, stats.last_token_us));

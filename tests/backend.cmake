@@ -1,5 +1,5 @@
 # The CPU backend: inner loops against definitions, then whole models against recorded answers.
-foreach(name cpu_ops cpu_gemm cpu_kv cpu_transitions cpu_base_attention cpu_sampler)
+foreach(name cpu_threads cpu_ops cpu_gemm cpu_kv cpu_transitions cpu_base_attention cpu_sampler)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_cpu)
 endforeach()
 ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp LIBS ekv_cpu)
@@ -8,6 +8,6 @@ set_tests_properties(golden_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectur
 add_test(NAME golden_real_models COMMAND golden_test)
 set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 900 ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_cpu)
-ekv_threaded(cpu_invariance_test)
+ekv_threaded(cpu_threads_test cpu_invariance_test)
 ekv_test(cpu_elastic_test LABEL property SOURCES property/cpu_elastic_test.cpp LIBS ekv_cpu)
 ekv_test(quality_test LABEL model SOURCES golden/quality_test.cpp LIBS ekv_bench_commands)

@@ -37,7 +37,8 @@ struct StepRecord {
   // could give, reserve: pages that promotion leaves alone.
   int demoted_pairs = 0, promoted_pairs = 0, restores_begun = 0, backups_begun = 0, transfers_done = 0;
   int shortage = 0, reserve = 0;
-  int64_t pairs_seen = 0, base_pairs_seen = 0;
+  int64_t pairs_seen = 0, base_pairs_seen = 0;              // each chunk once,
+  int64_t query_pairs_seen = 0, query_base_pairs_seen = 0;  // or once for each of its tokens
   KvPath path = KvPath::native;
 };
 
@@ -76,6 +77,7 @@ class Engine {
   struct NewSequence {
     SeqId id;
     Request request;
+    int64_t queued_us;
   };
   struct Cancel {
     SeqId id;
@@ -88,7 +90,7 @@ class Engine {
   void count_plan();
   void count_fidelity();
   void deliver(const StepOutput& output);
-  void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row);
+  void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us);
   FinishReason finish_reason(const Sequence& sequence) const;
   void finish(Sequence& sequence, FinishReason reason, SeqEvent event);
   void report(int64_t start_us, int64_t planned_us);

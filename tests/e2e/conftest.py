@@ -8,7 +8,6 @@ import contextlib
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -29,11 +28,7 @@ class Server:
     """One running server; `url` has no trailing slash."""
 
     def __init__(self, program, arguments):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [program, "serve", str(MODEL), "--served-model-name", "smollm2", "--port", str(self.port)]
+        command = [program, "serve", str(MODEL), "--served-model-name", "smollm2", "--port", "0"]
         self.log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill and block the server
         self.process = subprocess.Popen(command + arguments, stdout=self.log, stderr=self.log, text=True)
         try:
@@ -47,9 +42,11 @@ class Server:
         while time.time() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended at start: {self.log_text()}")
-            with contextlib.suppress(OSError):
-                if urllib.request.urlopen(self.url + "/health", timeout=5).status == 200:
-                    return
+            if address := re.search(r"serving \S+ on (http://\S+:(\d+))", self.log_text()):
+                self.url, self.port = address[1], int(address[2])  # the server has chosen a free port
+                with contextlib.suppress(OSError):
+                    if urllib.request.urlopen(self.url + "/health", timeout=5).status == 200:
+                        return
             time.sleep(0.1)
         raise RuntimeError(f"no answer on /health after {seconds} s: {self.log_text()}")
 

@@ -19,7 +19,7 @@ constexpr double kLeastE5m2 = 5e-3;
 
 TEST(Quality, AllButTheProtectedPairsOfTheDefaultModel) {
   const auto folder = std::filesystem::path(EKV_MODELS) / "smollm2-135m-instruct";
-  if (!std::filesystem::exists(folder / "config.json")) GTEST_SKIP() << "no model in " << folder;
+  ASSERT_TRUE(std::filesystem::exists(folder / "config.json")) << folder << " is absent: run scripts/setup.sh";
   const Model model = *Model::load(folder, *load_model_config(folder));
   const std::string text = *read_file(std::filesystem::path(EKV_TEST_DATA) / "quality" / "conversation.txt");
   std::vector<TokenId> tokens = *Tokenizer::load(folder)->encode(text, true);

@@ -63,6 +63,7 @@ TEST(Metrics, ARequestIsCountedByItsTimes) {
   SeqStats stats{.num_prompt = 30,
                  .num_output = 1,
                  .arrival_us = 1000000,
+                 .queued_us = 1000000,
                  .first_scheduled_us = 1500000,
                  .first_token_us = 2000000,
                  .last_token_us = 2000000};

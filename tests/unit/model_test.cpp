@@ -417,7 +417,7 @@ TEST(Dummy, HasWhatItsConfigAsksFor) {
 // The default model, as scripts/fetch_model.py converts it.
 TEST(FetchedModel, Loads) {
   const fs::path folder = fs::path(EKV_MODELS) / "smollm2-135m-instruct";
-  if (!fs::exists(folder)) GTEST_SKIP() << "no " << folder << "; scripts/fetch_model.py fetches it";
+  ASSERT_TRUE(fs::exists(folder)) << folder << " is absent: run scripts/setup.sh";
   const Result<ModelConfig> config = load_model_config(folder);
   ASSERT_TRUE(config) << config.error().message;
   EXPECT_EQ(config->name, "smollm2-135m-instruct");

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ekv {
 namespace {
@@ -60,11 +61,17 @@ void CpuThreads::run(const Loop& loop) {
        busy = busy_.load(std::memory_order_acquire)) {
     wait_while_equal(busy_, busy);
   }
+  if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void CpuThreads::take_items(int thread) {
-  for (int item; (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < loop_.items;) {
-    loop_.call(loop_.context, item, thread);
+void CpuThreads::take_items(int thread) noexcept {
+  try {
+    for (int item; (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < loop_.items;) {
+      loop_.call(loop_.context, item, thread);
+    }
+  } catch (...) {
+    if (!failed_.exchange(true)) failure_ = std::current_exception();
+    next_item_.store(loop_.items, std::memory_order_relaxed);  // nobody starts another item
   }
 }
 

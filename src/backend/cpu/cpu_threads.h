@@ -5,6 +5,7 @@
 // be asked for a number of threads per backend without ambient state.
 
 #include <atomic>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -22,6 +23,7 @@ class CpuThreads {
 
   // Calls body(item, thread) once for each item in [0, items), in no promised order, thread in [0, size()).
   // Items are handed out one by one, so uneven items balance. What an item writes, no other item may touch.
+  // What a body throws ends the loop and comes out here, once everybody has stopped; of several, the first.
   template <class Body>
   void for_each(int items, const Body& body) {
     if (items <= 0) return;
@@ -40,14 +42,15 @@ class CpuThreads {
     int items = 0;
   };
   void run(const Loop& loop);
-  void take_items(int thread);
+  void take_items(int thread) noexcept;
   void work(int thread);
 
   std::vector<std::thread> workers_;
   Loop loop_;
   std::atomic<int> next_item_{0}, busy_{0};
   std::atomic<uint32_t> generation_{0};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, failed_{false};
+  std::exception_ptr failure_;  // of the thread that set failed_
 };
 
 }  // namespace ekv
