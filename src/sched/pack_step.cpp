@@ -128,6 +128,8 @@ Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, Sequenc
     if (num_base > 0) sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
     if (sequence.tainted_from != kClean) stats.num_tainted += chunk.num_tokens;
     sum.pairs += num_pairs, sum.base_pairs += num_base;
+    sum.query_pairs += int64_t(num_pairs) * chunk.num_tokens;
+    sum.query_base_pairs += int64_t(num_base) * chunk.num_tokens;
   }
   return sum;
 }

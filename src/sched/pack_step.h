@@ -25,9 +25,10 @@ struct PackedStep {
   StepInput view(const KvJobs& jobs) const;
 };
 
-// What the chunks of a step saw, each once, whatever its length.
+// What the chunks of a step saw: each once, whatever its length, or once for each of its tokens.
 struct Exposure {
   int64_t pairs = 0, base_pairs = 0;
+  int64_t query_pairs = 0, query_base_pairs = 0;
 };
 
 // `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks,
