@@ -1,7 +1,10 @@
 """End-to-end tests: the real server program, the real default model, official clients.
 
-The program under test is --elastickv PATH (default build/release/elastickv); the models are those that
-scripts/setup.sh fetches. Nothing is skipped when something is missing: the run fails and says what to do.
+The program under test is --elastickv PATH (default build/release/elastickv) on --model FOLDER (default: the model that
+scripts/setup.sh fetches). Nothing is skipped when something is missing: the run fails and says what to do. The checks
+of the tokenizer hold for any model:
+
+    pytest tests/e2e/test_tokenize.py --model models/qwen2.5-coder-1.5b-instruct
 """
 
 import contextlib
@@ -22,13 +25,14 @@ MODEL = ROOT / "models" / "smollm2-135m-instruct"
 
 def pytest_addoption(parser):
     parser.addoption("--elastickv", default=str(ROOT / "build/release/elastickv"), help="the server program")
+    parser.addoption("--model", default=str(MODEL), help="the folder of the model to serve")
 
 
 class Server:
     """One running server; `url` has no trailing slash."""
 
-    def __init__(self, program, arguments):
-        command = [program, "serve", str(MODEL), "--served-model-name", "smollm2", "--port", "0"]
+    def __init__(self, program, model, arguments):
+        command = [program, "serve", model, "--served-model-name", "smollm2", "--port", "0"]
         self.log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill and block the server
         self.process = subprocess.Popen(command + arguments, stdout=self.log, stderr=self.log, text=True)
         try:
@@ -90,15 +94,21 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def start(request):
+def model(request):
+    folder = pathlib.Path(request.config.getoption("--model")).resolve()
+    assert (folder / "model.safetensors").exists(), f"{folder} is missing: run scripts/setup.sh --dev or scripts/fetch_model.py"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start(request, model):
     """start(*arguments) -> Server; every server is stopped at the end and must exit with 0."""
     program = request.config.getoption("--elastickv")
     assert pathlib.Path(program).exists(), f"{program} is missing: run scripts/setup.sh --dev"
-    assert (MODEL / "model.safetensors").exists(), f"{MODEL} is missing: run scripts/setup.sh --dev"
     servers = []
 
     def start_one(*arguments):
-        servers.append(Server(program, list(arguments)))
+        servers.append(Server(program, str(model), list(arguments)))
         return servers[-1]
 
     yield start_one

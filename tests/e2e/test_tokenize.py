@@ -7,8 +7,6 @@ import pytest
 import requests
 import tokenizers
 
-from conftest import MODEL
-
 SEED = int(os.environ.get("EKV_SEED", "20261129"))
 KINDS = {
     "prose": lambda r: " ".join(r.choice("the a of sea wind It's we'll harbour, don't Stop. (maybe) said".split()) for _ in range(40)),
@@ -30,8 +28,8 @@ def texts():
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_tokens_equal_the_reference(server, special):
-    reference = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+def test_tokens_equal_the_reference(server, model, special):
+    reference = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     session = requests.Session()
     different = []
     for text in texts():
