@@ -101,14 +101,14 @@ void Answer::stream_choice(int index) {
   const size_t i = size_t(index);
   const PromptReport* report = &reports_[i];
   if (options_.chat && !opened_[i]) {
-    out_ += writer_.role_chunk(index, usage(), report);
+    out_ += writer_.role_chunk(index, usage_so_far(), report);
     opened_[i] = true;
   }
   const TextDelta delta = texts_[i].take();
   const bool done = texts_[i].done();
   if (delta.empty() && !done) return;
   const ChoiceEnd end{texts_[i].finish(), texts_[i].stop_reason()};
-  out_ += writer_.chunk(index, delta, done ? &end : nullptr, usage(), opened_[i] ? nullptr : report);
+  out_ += writer_.chunk(index, delta, done ? &end : nullptr, usage_so_far(), opened_[i] ? nullptr : report);
   opened_[i] = true;
 }
 
@@ -126,6 +126,9 @@ void Answer::fill_report(int index, const SeqEvent& first) {
     report.details.push_back(std::move(detail));
   }
 }
+
+// Summing costs time for every choice, so only where it is shown.
+Usage Answer::usage_so_far() const { return options_.continuous_usage ? usage() : Usage(); }
 
 Usage Answer::usage() const {
   Usage usage;

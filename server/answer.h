@@ -41,6 +41,7 @@ class Answer {
   PromptReport* prompt_report(int index);
   void fill_report(int index, const SeqEvent& first);
   Usage usage() const;
+  Usage usage_so_far() const;
 
   const Tokenizer& tokenizer_;
   ReplyOptions options_;

@@ -1,34 +1,14 @@
 #include "server/chat_prompt.h"
 
+#include <algorithm>
+
 #include "text/chat_template.h"
 
 namespace ekv {
 namespace {
 
-std::string_view trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
-
-// The prompt ends with the last message, so that the model goes on with it. As in Hugging Face transformers:
-// what the template writes behind the message is cut off, and the message's own trailing space stays if it is
-// there.
-Result<std::string> cut_after_last_message(std::string prompt, const Json& messages) {
-  const Json& content = member(messages.back(), "content");
-  const std::string text = content.is_string() ? content.get<std::string>() : std::string();
-  const std::string_view core = trimmed(text);
-  const size_t at = core.empty() ? std::string::npos : prompt.rfind(core);
-  if (at == std::string::npos)
-    return Error{
-        Error::invalid_argument,
-        "continue_final_message needs a last message whose text the chat template writes into the prompt",
-        "continue_final_message"};
-  const std::string_view with_tail = std::string_view(text).substr(text.find(core));
-  const bool keeps_tail = prompt.compare(at, with_tail.size(), with_tail) == 0;
-  prompt.resize(at + (keeps_tail ? with_tail.size() : core.size()));
-  return prompt;
-}
+// What no client writes and no template looks for; its first character ends no message.
+constexpr const char* kMarker = "\uE0FF<end of the last message>\uE0FF";
 
 Json context_of(const ChatInput& chat, Json messages, const Tokenizer& tokenizer) {
   Json context = chat.template_kwargs;
@@ -40,6 +20,20 @@ Json context_of(const ChatInput& chat, Json messages, const Tokenizer& tokenizer
   context["eos_token"] = tokenizer.eos_text();
   context["pad_token"] = tokenizer.pad_text();
   return context;
+}
+
+// Ends the prompt with the last message, so that the model goes on with it. The end is where the same prompt
+// with a marker behind that message begins to differ: what the template writes after the message is cut off,
+// whatever it is, and a trailing space stays unless the template trims it.
+Result<std::string> cut_after_last_message(std::string prompt, const std::string& marked) {
+  if (marked.find(kMarker) == std::string::npos)
+    return Error{
+        Error::invalid_argument,
+        "continue_final_message needs a last message whose text the chat template writes into the prompt",
+        "continue_final_message"};
+  const auto end = std::mismatch(prompt.begin(), prompt.end(), marked.begin(), marked.end()).first;
+  prompt.erase(end, prompt.end());
+  return prompt;
 }
 
 // Whatever the template objects to is the caller's messages.
@@ -64,7 +58,11 @@ Result<RenderChat> make_chat_renderer(const std::string& source, const std::stri
     Result<std::string> prompt = compiled.render(context_of(chat, *messages, tokenizer));
     if (!prompt) return callers_fault(prompt.error());
     if (!chat.continue_final_message) return prompt;
-    return cut_after_last_message(*std::move(prompt), *messages);
+    Json& content = messages->back()["content"];
+    if (content.is_string()) content = content.get<std::string>() + kMarker;
+    const Result<std::string> marked = compiled.render(context_of(chat, *messages, tokenizer));
+    if (!marked) return callers_fault(marked.error());
+    return cut_after_last_message(*std::move(prompt), *marked);
   });
 }
 

@@ -113,7 +113,13 @@ Status EngineLoop::room_for(size_t num_requests) const {
   if (failed_) return Error{Error::internal, "the engine has stopped; this server is going down", {}};
   if (!accepting_) return Error{Error::unavailable, "this server is shutting down", {}};
   if (config_.max_queued == 0) return std::nullopt;
-  const int places = num_waiting_ > 0 ? num_running_.load() : engine_->config().scheduler.max_step_seqs;
+  const int width = engine_->config().scheduler.max_step_seqs;
+  if (int64_t(num_requests) > int64_t(width) + config_.max_queued)
+    return Error{Error::invalid_argument,
+                 fmt::format("the request has {} sequences; this server runs {} and queues {}", num_requests,
+                             width, config_.max_queued),
+                 "n"};
+  const int places = num_waiting_ > 0 ? num_running_.load() : width;
   const int queued = int(readers_.size() + num_requests) - places;
   if (queued <= config_.max_queued) return std::nullopt;
   return Error{Error::unavailable,
@@ -124,10 +130,10 @@ Status EngineLoop::room_for(size_t num_requests) const {
 
 Result<std::shared_ptr<Generation>> EngineLoop::submit(std::vector<Request> requests, int per_prompt) {
   std::shared_ptr<Generation> generation(new Generation(*this, requests.size()));
-  metrics_.on_request(per_prompt);
   // Held over engine submit and registration: an event cannot come before its reader is known.
   const std::lock_guard lock(mutex_);
   if (Status full = room_for(requests.size())) return *std::move(full);
+  metrics_.on_request(per_prompt);
   for (size_t i = 0; i < requests.size(); ++i) {
     Generation::Choice& choice = generation->choices_[i];
     choice.max_tokens = requests[i].sampling.max_tokens;

@@ -115,6 +115,13 @@ HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request
   if (!id) return error_reply(id.error());
   std::vector<Request> all;
   std::vector<AnswerPrompt> reports;
+  int64_t num_tokens = 0;
+  for (const Prompt& prompt : prompts) num_tokens += int64_t(prompt.tokens.size()) * request.n;
+  if (num_tokens > kMaxChoiceTokens)
+    return error_reply(
+        {Error::invalid_argument,
+         fmt::format("'n' times the tokens of all prompts is {}; the most is {}", num_tokens, kMaxChoiceTokens),
+         "n"});
   const uint64_t seed = next_seed_.fetch_add(0x9e3779b97f4a7c15);  // the next one differs in every bit
   for (Prompt& prompt : prompts) {
     Result<std::vector<Request>> choices =

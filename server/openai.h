@@ -48,7 +48,7 @@ constexpr int kMaxStopStrings = 4;
 constexpr size_t kMaxStopBytes = 4096;  // of one stop string
 constexpr size_t kMaxStopTokenIds = 1024;
 constexpr size_t kMaxSaltBytes = 256;
-constexpr int64_t kMaxChoiceTokens = int64_t(4) << 20;  // prompt tokens times `n`: each choice holds a copy
+constexpr int64_t kMaxChoiceTokens = int64_t(4) << 20;  // of all prompts, times `n`: each choice has a copy
 constexpr int kMaxPrompts = 1024;
 constexpr int kMaxChoices = 16384;  // of one request, all prompts together
 

@@ -66,11 +66,6 @@ Result<std::vector<Request>> engine_requests(const ApiRequest& request, std::vec
                     "{} and at least {} in the completion. Shorten it.",
                     limits.max_model_len, prompt.size(), request.reply.chat ? "messages" : "prompt", wanted),
         request.reply.chat ? "messages" : "prompt"};
-  if (int64_t(prompt.size()) * request.n > kMaxChoiceTokens)
-    return Error{
-        Error::invalid_argument,
-        fmt::format("'n' times the prompt's {} tokens must be at most {}", prompt.size(), kMaxChoiceTokens),
-        "n"};
   Request one{.prompt = std::move(prompt),
               .sampling = request.sampling,
               .priority = request.priority,

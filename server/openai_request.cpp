@@ -287,8 +287,6 @@ Result<ChatInput> parse_chat_input(const Json& body) {
   chat.tools = fields.get("tools");
   if (!chat.tools.is_null() && !chat.tools.is_array()) fields.fail("tools", "must be a list");
   if (chat.tools.is_array() && chat.tools.empty()) fields.fail("tools", "must not be an empty list");
-  fields.refuse("tool_choice", "none",
-                "other than 'none' is not supported: this server does not parse tool calls");
   fields.refuse("chat_template", Json(), "in a request is not allowed; start the server with --chat-template");
   if (fields.has("chat_template_kwargs")) chat.template_kwargs = fields.get("chat_template_kwargs");
   if (!chat.template_kwargs.is_object()) fields.fail("chat_template_kwargs", "must be an object");
@@ -312,6 +310,10 @@ Result<ApiRequest> parse_chat(const Json& body, const ApiLimits& limits) {
   request.reply.chat = true;
   request.chat = *std::move(chat);
   JsonFields fields(body);
+  fields.refuse("tool_choice", "none",
+                "other than 'none' is not supported: this server does not parse tool calls");
+  if (!request.chat.tools.is_null() && !fields.has("tool_choice"))
+    fields.fail("tools", "needs \"tool_choice\": \"none\": this server does not parse tool calls");
   parse_common(fields, limits, request);
   if (fields.error()) return *fields.error();
   return request;

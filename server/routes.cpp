@@ -137,7 +137,9 @@ std::optional<HttpResponse> Routes::preflight(const HttpRequest& head) const {
 
 bool Routes::authorised(const HttpRequest& head) const {
   if (options_.api_keys.empty() || head.method == "OPTIONS") return true;
-  if (head.path != "/v1" && !head.path.starts_with("/v1/")) return true;
+  const bool guarded =
+      head.path == "/v1" || head.path.starts_with("/v1/") || head.path == "/reset_prefix_cache";
+  if (!guarded) return true;
   const std::string given = head.header("Authorization");
   if (lower(given.substr(0, 7)) != "bearer ") return false;
   bool known = false;

@@ -24,7 +24,10 @@ struct Loaded {
   EngineConfig engine;
 };
 
-bool is_folder(const std::string& path) { return std::filesystem::is_directory(path); }
+bool is_folder(const std::string& path) {
+  std::error_code unreadable;
+  return std::filesystem::is_directory(path, unreadable);
+}
 
 Result<ModelConfig> read_config(const ServeFlags& flags) {
   if (is_folder(flags.model)) return load_model_config(flags.model, flags.max_model_len.value_or(0));

@@ -122,7 +122,7 @@ void Engine::count_plan() {
     EKV_CHECK(chunk != plan_.chunks.end(), "an admitted sequence has a chunk");
     record_.prefix_query_tokens += sequence.may_use_prefix_cache() ? sequence.num_tokens() : 0;
     record_.prefix_hit_tokens += chunk->first_pos;
-    if (sequence.stats.first_scheduled_us) continue;
+    if (sequence.stats.num_preemptions > 0) continue;
     sequence.stats.first_scheduled_us = clock_.now_us();
     sequence.stats.num_cached = chunk->first_pos;
   }

@@ -148,7 +148,7 @@ struct Metrics::Families {
   prometheus::Histogram& e2e =
       histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", kRequestSeconds);
   prometheus::Histogram& queue =
-      histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", kRequestSeconds);
+      histogram("vllm:request_queue_time_seconds", "Handed to the engine to first scheduled.", kRequestSeconds);
   prometheus::Histogram& inference =
       histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", kRequestSeconds);
   prometheus::Histogram& prefill =

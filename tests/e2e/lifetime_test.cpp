@@ -143,6 +143,14 @@ TEST(Overload, AFullQueueIsA503WithRetryAfter) {
   }
   for (auto& client : clients) EXPECT_EQ(client->read_response().status, 200);
   EXPECT_EQ(server.complete(long_request(false, 10)).status, 200);
+  Json larger = long_request(false, 10);  // than the queue will ever be: trying again is of no use
+  larger["temperature"] = 1;
+  larger["n"] = 6;
+  const RawResponse never = server.complete(larger);
+  EXPECT_EQ(never.status, 400);
+  EXPECT_EQ(never.error()["param"], "n");
+  larger["n"] = 5;
+  EXPECT_EQ(server.complete(larger).status, 200);
 }
 
 TEST(Shutdown, RunningRequestsFinishAndNewOnesAreRefused) {

@@ -205,17 +205,28 @@ TEST(Chat, WhatTheTemplateRaisesIsTheCallersFault) {
 
 TEST(Chat, AFinalMessageIsContinued) {
   const TestServer server;
-  const Json messages =
-      Json::parse(R"([{"role":"user","content":"a"},{"role":"assistant","content":"Well "}])");
-  const Json reply = server
-                         .post("/v1/chat/completions", Json{{"messages", messages},
-                                                            {"continue_final_message", true},
-                                                            {"echo", true},
-                                                            {"temperature", 0},
-                                                            {"max_tokens", 3}})
-                         .json();
-  EXPECT_EQ(reply["choices"][0]["message"]["content"],
-            "Well " + server.expected_text("[user] a\n[assistant] Well ", 3));
+  // The template writes a line end behind each message, and names the speaker before it.
+  for (const std::string content : {"Well ", "[", "assistant", "\n", "a\n\n", "] "}) {
+    const Json messages = {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", content}}};
+    const Json reply = server
+                           .post("/v1/chat/completions", Json{{"messages", messages},
+                                                              {"continue_final_message", true},
+                                                              {"echo", true},
+                                                              {"temperature", 0},
+                                                              {"max_tokens", 3}})
+                           .json();
+    EXPECT_EQ(reply["choices"][0]["message"]["content"],
+              content + server.expected_text("[user] a\n[assistant] " + content, 3));
+  }
+}
+
+// Each choice holds a copy of its prompt: what one request may make the server hold has a bound.
+TEST(Choices, CopiesOfAllPromptsTogetherAreBounded) {
+  const TestServer server;
+  const Json prompts(size_t(16), std::vector<int>(500, 65));
+  const auto reply = server.post("/v1/completions", Json{{"prompt", prompts}, {"n", 1000}, {"max_tokens", 1}});
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_EQ(reply.error()["param"], "n");
 }
 
 // SAM-3

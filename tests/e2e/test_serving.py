@@ -139,6 +139,13 @@ def test_drain_on_sigterm(start):
     assert draining.process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("path", ["x" * 300, "/proc/1/root/model", "/dev/null", ""])
+def test_a_model_that_cannot_be_read_is_one_clear_line(request, path):
+    command = [request.config.getoption("--elastickv"), "serve", "--model", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 106) and "model" in done.stderr + done.stdout, (done.returncode, done.stderr)
+
+
 def test_a_second_server_on_the_same_port_is_refused(server, request):
     """Two servers on one port would share its clients without a word."""
     command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", str(server.port), "--host", "127.0.0.1"]

@@ -250,6 +250,23 @@ TEST(Sampler, PenaltiesCountPromptAndOutputAsTheyShould) {
   EXPECT_EQ(token_of(row), 4);
 }
 
+// PAR-9's neighbour: penalties whose quotients and products overflow. The largest logit must win a draw at any
+// temperature, whatever filters follow, and a token that is impossible stays so.
+TEST(Sampler, PenaltiesThatOverflowStillHaveALargestLogit) {
+  for (const float penalty : {1e-40f, 1e-38f, 1e38f, 3e38f})
+    for (const float temperature : {0.0f, 1e-30f, 1.0f, 2.0f})
+      for (const float top_p : {1.0f, 0.9f}) {
+        Row row({3, -2, 1, 5, -1});
+        row.params.temperature = temperature, row.params.top_p = top_p, row.params.top_k = top_p < 1 ? 3 : 0;
+        row.params.repetition_penalty = penalty;
+        row.params.stop_token_ids = {3};
+        row.params.min_tokens = 100;
+        row.tokens = {0, 1, 3, 4};
+        row.num_prompt = 4;
+        EXPECT_EQ(token_of(row), penalty < 1 ? 0 : 2) << penalty << " " << temperature << " " << top_p;
+      }
+}
+
 TEST(Sampler, PenaltiesOfOneRowDoNotReachTheNext) {
   CpuSampler sampler(best_cpu_kernels(), 6);
   Row heavy({5, 4, 3, 2, 1, 0});

@@ -63,7 +63,7 @@ TEST(Metrics, ARequestIsCountedByItsTimes) {
   SeqStats stats{.num_prompt = 30,
                  .num_output = 1,
                  .arrival_us = 1000000,
-                 .queued_us = 1000000,
+                 .queued_us = 1250000,
                  .first_scheduled_us = 1500000,
                  .first_token_us = 2000000,
                  .last_token_us = 2000000};
@@ -79,7 +79,7 @@ TEST(Metrics, ARequestIsCountedByItsTimes) {
   EXPECT_EQ(value(metrics, "vllm:inter_token_latency_seconds_sum"), 2.0);
   EXPECT_EQ(value(metrics, "vllm:request_time_per_output_token_seconds_sum"), 1.0);
   EXPECT_EQ(value(metrics, "vllm:e2e_request_latency_seconds_sum"), 3.0);
-  EXPECT_EQ(value(metrics, "vllm:request_queue_time_seconds_sum"), 0.5);
+  EXPECT_EQ(value(metrics, "vllm:request_queue_time_seconds_sum"), 0.25);
   EXPECT_EQ(value(metrics, "vllm:request_prefill_time_seconds_sum"), 0.5);
   EXPECT_EQ(value(metrics, "vllm:request_decode_time_seconds_sum"), 2.0);
   EXPECT_EQ(value(metrics, "vllm:request_inference_time_seconds_sum"), 2.5);

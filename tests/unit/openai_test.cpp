@@ -178,6 +178,7 @@ TEST(Chat, EveryBadFieldIsNamed) {
                              {"messages", "null"},
                              {"tools", "[]"},
                              {"tools", "{}"},
+                             {"tools", R"([{"type":"function","function":{"name":"f"}}])"},
                              {"tool_choice", "\"auto\""},
                              {"tool_choice", "\"required\""},
                              {"chat_template", "\"x\""},

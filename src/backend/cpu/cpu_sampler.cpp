@@ -11,6 +11,7 @@ namespace {
 
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 TokenId argmax(std::span<const float> logits) {  // ties: the lowest id
   return TokenId(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -120,9 +121,11 @@ void CpuSampler::penalise(const SampleRow& row, std::span<float> logits) {
     if (in_prompt + in_output == 0) continue;  // this id was met before: its counts are used up
     prompt_count_[id] = output_count_[id] = 0;
     float& logit = logits[id];
+    if (logit == kImpossible) continue;
     logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
     logit -= p.frequency_penalty * float(in_output);
     if (in_output > 0) logit -= p.presence_penalty;
+    logit = std::clamp(logit, -kLargest, kLargest);  // two infinite logits have no order
   }
 }
 
