@@ -26,21 +26,22 @@ Request request(int id, int num_shared) {
   return r;
 }
 
-EngineConfig elastic_config(int num_seqs) {
+EngineConfig config_for(KvPolicy policy, int num_seqs) {
   EngineConfig config;
   config.scheduler = {.max_step_tokens = 1 << 20, .max_step_seqs = num_seqs};
-  config.fidelity.policy = KvPolicy::elastic;
+  config.fidelity.policy = policy;
   config.max_model_len = 1 << 20;
   return config;
 }
 
-// `percent` of the pages that the sequences need at their longest as TARGET: below 100 some pairs become BASE.
+// `percent` of the pages that the sequences need at their longest as TARGET: below 100 some pairs become BASE,
+// or some sequences are preempted.
 class Steps {
  public:
-  Steps(int num_seqs, int num_shared, int percent)
+  Steps(KvPolicy policy, int num_seqs, int num_shared, int percent)
       : num_seqs_(num_seqs),
         num_shared_(num_shared),
-        config_(elastic_config(num_seqs)),
+        config_(config_for(policy, num_seqs)),
         kv_({}, num_seqs * ceil_div(kPrompt + kPairTokens + kOutput, kBlockTokens) * percent / 100,
             config_.fidelity, 1 << 16),
         sequences_(SchedulingPolicy::fcfs),
@@ -65,6 +66,7 @@ class Steps {
     kv_.commit(plan_, sequences_);
     for (SeqId id : plan_.preempted) sequences_.preempt(id);
     for (SeqId id : plan_.admitted) sequences_.admit(id);
+    for (const LoadPlan& load : plan_.loads) sequences_.admit(load.seq);
     pack_step(plan_, kv_.pairs(), AttentionPath::automatic, sequences_, packed_);
     charge_exposure(plan_, packed_, sequences_);
   }
@@ -79,14 +81,16 @@ class Steps {
     for (const DemoteJob& job : kv_.jobs().demotes)
       if (job.ticket) kv_.transfer_done(job.ticket);
     for (const TransferJob& job : kv_.jobs().transfers) kv_.transfer_done(job.ticket);
+    kv_.finish_loads(sequences_.running());
   }
 
   void refill() {
-    while (!sequences_.empty()) {
-      Sequence& s = *sequences_.running().back();
-      kv_.release(s);
-      sequences_.erase(s.id);
-    }
+    for (const bool running : {true, false})
+      while (!(running ? sequences_.running() : sequences_.waiting()).empty()) {
+        Sequence& s = *(running ? sequences_.running() : sequences_.waiting()).back();
+        kv_.release(s);
+        sequences_.erase(s.id);
+      }
     for (int i = 0; i < num_seqs_; ++i) sequences_.add(SeqId(++next_id_), request(i, num_shared_));
     while (!sequences_.waiting().empty()) {
       prepare(), publish();
@@ -103,8 +107,9 @@ class Steps {
   uint64_t next_id_ = 0;
 };
 
+template <KvPolicy policy>
 void plan_commit_pack(benchmark::State& state) {
-  Steps steps(int(state.range(0)), int(state.range(1)), int(state.range(2)));
+  Steps steps(policy, int(state.range(0)), int(state.range(1)), int(state.range(2)));
   double publishing = 0, worst = 0;
   for (auto _ : state) {
     const auto [prepared, published] = steps.run();
@@ -115,9 +120,14 @@ void plan_commit_pack(benchmark::State& state) {
   state.counters["worst_us"] = worst * 1e6;
   state.counters["publish_us"] = benchmark::Counter(publishing * 1e6, benchmark::Counter::kAvgIterations);
 }
-BENCHMARK(plan_commit_pack)
+BENCHMARK(plan_commit_pack<KvPolicy::elastic>)
     ->ArgNames({"seqs", "shared", "pages_percent"})
     ->ArgsProduct({{1, 16, 64, 256, 1000}, {0, 1024}, {100, 85}})
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK(plan_commit_pack<KvPolicy::exact_offload>)
+    ->ArgNames({"seqs", "shared", "pages_percent"})
+    ->ArgsProduct({{64, 256}, {0, 1024}, {100, 85}})
     ->UseManualTime()
     ->Unit(benchmark::kMicrosecond);
 

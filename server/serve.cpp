@@ -67,12 +67,18 @@ int pages_of_pool(const ModelConfig& model, const KvConfig& kv) {
   return int(std::min<size_t>(kv.pool_bytes / kv_shape(model).page_bytes(), 1 << 24));
 }
 
-// A slot for each pair that the pool can hold as BASE is all that can be used.
+size_t host_slot_bytes(const Loaded& loaded) {
+  const KvShape shape = kv_shape(loaded.model.config());
+  const bool whole = host_content(loaded.engine.fidelity.policy) == HostContent::whole_pairs;
+  return whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
+}
+
+// Of low planes, a slot for each pair that the pool can hold as BASE is all that can be used.
 int host_slots(const Loaded& loaded) {
   const FidelityConfig& f = loaded.engine.fidelity;
-  if (f.policy != KvPolicy::elastic) return 0;
-  const size_t fit = f.host_bytes / kv_shape(loaded.model.config()).low_pair_bytes();
-  return int(std::min<size_t>(fit, size_t(loaded.engine.kv.num_pages)));
+  const size_t fit = std::min<size_t>(f.host_bytes / host_slot_bytes(loaded), 1 << 28);
+  if (f.policy == KvPolicy::elastic) return int(std::min(fit, size_t(loaded.engine.kv.num_pages)));
+  return f.policy == KvPolicy::exact_offload ? int(fit) : 0;
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
@@ -132,9 +138,9 @@ void report(const Loaded& loaded, const Backend& backend) {
                        double(shape.page_bytes()) * pages / (1 << 20),
                        loaded.engine.kv.prefix_cache ? "on" : "off"));
   const int slots = backend.info().num_host_slots;
-  log_info(fmt::format("KV policy: {}; host memory for low bytes: {} pairs, {:.1f} MiB",
+  log_info(fmt::format("KV policy: {}; host memory: {} pairs, {:.1f} MiB",
                        name_of(loaded.engine.fidelity.policy), slots,
-                       double(shape.low_pair_bytes()) * slots / (1 << 20)));
+                       double(host_slot_bytes(loaded)) * slots / (1 << 20)));
   log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences",
                        loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
                        loaded.engine.scheduler.max_step_seqs));
@@ -238,7 +244,10 @@ int serve(const ServeFlags& flags) {
   const sigset_t signals = block_signals();
   Result<std::unique_ptr<Backend>> backend = make_cpu_backend(
       loaded->model, loaded->engine,
-      {.threads = flags.threads, .base_fill = flags.base_fill, .num_host_slots = host_slots(*loaded)});
+      {.threads = flags.threads,
+       .base_fill = flags.base_fill,
+       .num_host_slots = host_slots(*loaded),
+       .host_content = host_content(loaded->engine.fidelity.policy)});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

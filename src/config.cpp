@@ -97,10 +97,6 @@ Status validate_counts(const FidelityConfig& f) {
 }
 
 Status validate_fidelity(const FidelityConfig& f) {
-  if (f.policy == KvPolicy::exact_offload)
-    return invalid(
-        "kv-policy",
-        "kv-policy exact-offload does not exist in this version; use elastic, target-only or static8");
   if (Status bad = validate_counts(f)) return bad;
   if (!(f.max_base_fraction >= 0 && f.max_base_fraction <= 1))
     return invalid("max-base-fraction",

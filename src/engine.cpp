@@ -38,8 +38,10 @@ bool Engine::step() {
   kv_.commit(plan_, sequences_);
   for (SeqId id : plan_.preempted) sequences_.preempt(id);
   for (SeqId id : plan_.admitted) sequences_.admit(id);
+  for (const LoadPlan& load : plan_.loads) sequences_.admit(load.seq);
   pack_step(plan_, kv_.pairs(), config_.fidelity.attention_path, sequences_, packed_);
   count_fidelity();
+  count_copies();
   const int64_t planned_us = clock_.now_us();
 
   // 4. Device: convert pairs, write K and V, attend, sample. A step may preempt only, and then has nothing to
@@ -107,25 +109,33 @@ void Engine::accept_commands() {
 }
 
 void Engine::count_plan() {
-  for (SeqId id : plan_.preempted) {
-    Sequence& sequence = sequences_[id];
-    ++sequence.stats.num_preemptions;
-    record_.num_recomputed += sequence.num_computed;
-  }
-  for (const ChunkPlan& chunk : plan_.chunks)
+  for (SeqId id : plan_.preempted) ++sequences_[id].stats.num_preemptions;
+  for (const ChunkPlan& chunk : plan_.chunks) {
     (chunk.num_tokens == 1 && chunk.sample ? record_.num_decode_tokens : record_.num_prefill_tokens) +=
         chunk.num_tokens;
-  for (SeqId id : plan_.admitted) {
-    Sequence& sequence = sequences_[id];
-    const auto chunk =
-        std::find_if(plan_.chunks.begin(), plan_.chunks.end(), [&](auto& c) { return c.seq == id; });
-    EKV_CHECK(chunk != plan_.chunks.end(), "an admitted sequence has a chunk");
-    record_.prefix_query_tokens += sequence.may_use_prefix_cache() ? sequence.num_tokens() : 0;
-    record_.prefix_hit_tokens += chunk->first_pos;
-    if (sequence.stats.num_preemptions > 0) continue;
-    sequence.stats.first_scheduled_us = clock_.now_us();
-    sequence.stats.num_cached = chunk->first_pos;
+    Sequence& sequence = sequences_[chunk.seq];
+    const int end = chunk.first_pos + chunk.num_tokens;
+    record_.num_recomputed += std::clamp(sequence.num_ever_computed - chunk.first_pos, 0, chunk.num_tokens);
+    sequence.num_ever_computed = std::max(sequence.num_ever_computed, end);
   }
+  for (const ChunkPlan& chunk : std::span(plan_.chunks).last(plan_.admitted.size())) {
+    count_admitted(chunk.seq, chunk.first_pos);
+    record_.prefix_hit_tokens += chunk.first_pos;
+  }
+  for (const LoadPlan& load : plan_.loads) {
+    count_admitted(load.seq, load.first_pos + load.num_tokens);
+    record_.prefix_hit_tokens += load.first_pos;
+  }
+  record_.num_preemptions_avoided = planner_.num_avoided();
+}
+
+// `num_cached`: tokens that need not be computed.
+void Engine::count_admitted(SeqId id, int num_cached) {
+  Sequence& sequence = sequences_[id];
+  record_.prefix_query_tokens += sequence.may_use_prefix_cache() ? sequence.num_tokens() : 0;
+  if (sequence.stats.num_preemptions > 0) return;
+  sequence.stats.first_scheduled_us = clock_.now_us();
+  sequence.stats.num_cached = num_cached;
 }
 
 void Engine::count_fidelity() {
@@ -139,6 +149,19 @@ void Engine::count_fidelity() {
   record_.restores_begun = int(plan_.restores.size());
   record_.backups_begun = int(plan_.backups.size());
   record_.shortage = planner_.shortage(), record_.reserve = planner_.reserve();
+}
+
+void Engine::count_copies() {
+  const BackendInfo& info = backend_->info();
+  const KvJobs& jobs = kv_.jobs();
+  for (const DemoteJob& job : jobs.demotes)
+    if (job.low >= 0) record_.to_host_bytes += int64_t(info.low_plane_bytes);
+  for (const TransferJob& job : jobs.transfers) {
+    record_.stores_begun += job.kind == TransferKind::store_pair;
+    record_.loads_begun += job.kind == TransferKind::load_pair;
+    const auto bytes = int64_t(is_whole_pair(job.kind) ? info.pair_bytes : info.low_plane_bytes);
+    (is_to_host(job.kind) ? record_.to_host_bytes : record_.from_host_bytes) += bytes;
+  }
 }
 
 void Engine::deliver(const StepOutput& output) {
@@ -163,6 +186,7 @@ void Engine::deliver(const StepOutput& output) {
         deliver_row(*sequence, asked, output.rows[i], now_us);
     }
   for (uint32_t ticket : output.transfers_done) kv_.transfer_done(ticket);
+  kv_.finish_loads(sequences_.running());
   record_.transfers_done = int(output.transfers_done.size());
 }
 
@@ -212,7 +236,7 @@ void Engine::report(int64_t start_us, int64_t planned_us) {
   record_.end_us = clock_.now_us();
   record_.num_running = int(sequences_.running().size());
   record_.num_waiting = int(sequences_.waiting().size());
-  record_.num_admitted = int(plan_.admitted.size());
+  record_.num_admitted = int(plan_.admitted.size() + plan_.loads.size());
   record_.num_preempted = int(plan_.preempted.size());
   record_.free_pages = kv_.num_free_pages();
   record_.cached_pages = kv_.num_cached_pages();
@@ -220,7 +244,12 @@ void Engine::report(int64_t start_us, int64_t planned_us) {
   const PairTable& pairs = kv_.pairs();
   record_.locked_pages = pairs.num_locked_pages();
   record_.resident_pairs = pairs.num_pairs(), record_.resident_base_pairs = pairs.num_base();
-  record_.host_slots_used = pairs.num_host_slots() - pairs.num_free_slots();
+  record_.host_slots_used = pairs.num_host_slots() - pairs.num_free_slots() + kv_.host().num_used();
+  record_.stores_skipped =
+      kv_.num_skipped_stores() - std::exchange(num_skipped_before_, kv_.num_skipped_stores());
+  if (kv_.host().num_loads() > 0)
+    record_.num_loading = int(std::ranges::count_if(
+        sequences_.running(), [](const Sequence* s) { return s->blocks.num_loading > 0; }));
   listener_.on_step(record_);
 }
 

@@ -7,6 +7,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <map>
+#include <vector>
 
 namespace ekv {
 namespace {
@@ -48,83 +49,113 @@ const char* reason_label(FinishReason reason) {
   }
 }
 
+// What steps tell: one line per metric. Counters add it up, gauges show the last.
+struct StepMetric {
+  const char* name;
+  const char* help;
+  double (*value)(const StepRecord& record);
+  const char* label = nullptr;  // with its value, where a family has several members
+  const char* label_value = nullptr;
+};
+using R = StepRecord;
+
+const StepMetric kStepCounters[] = {
+    {"vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
+     [](const R& r) { return double(r.prefix_query_tokens); }},
+    {"vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.",
+     [](const R& r) { return double(r.prefix_hit_tokens); }},
+    {"vllm:num_preemptions_total", "Sequences that gave up their pages.",
+     [](const R& r) { return double(r.num_preempted); }},
+    {"elastickv:preemptions_avoided_total", "Sequences that a step without demotion would have preempted.",
+     [](const R& r) { return double(r.num_preemptions_avoided); }},
+    {"elastickv:recomputed_tokens_total", "Tokens computed again because preemption threw away their KV.",
+     [](const R& r) { return double(r.num_recomputed); }},
+    {"elastickv:demotions_total", "Pairs that became BASE to free a page.",
+     [](const R& r) { return double(r.demoted_pairs); }},
+    {"elastickv:promotions_total", "Pairs that became TARGET again from their low bytes.",
+     [](const R& r) { return double(r.promoted_pairs); }},
+    {"elastickv:restores_total", "Pairs whose low bytes were fetched from the host.",
+     [](const R& r) { return double(r.restores_begun); }},
+    {"elastickv:backups_total", "TARGET pairs whose low bytes were sent to the host ahead of time.",
+     [](const R& r) { return double(r.backups_begun); }},
+    {"elastickv:stores_total", "Whole pairs that were copied to the host.",
+     [](const R& r) { return double(r.stores_begun); }},
+    {"elastickv:stores_skipped_total", "Tries to copy a pair to the host for which all its slots were in use.",
+     [](const R& r) { return double(r.stores_skipped); }},
+    {"elastickv:loads_total", "Whole pairs that were copied back from the host.",
+     [](const R& r) { return double(r.loads_begun); }},
+    {"elastickv:host_copy_bytes_total", "Bytes of KV copied between device and host.",
+     [](const R& r) { return double(r.to_host_bytes); }, "direction", "to_host"},
+    {"elastickv:host_copy_bytes_total", "Bytes of KV copied between device and host.",
+     [](const R& r) { return double(r.from_host_bytes); }, "direction", "from_host"},
+    {"elastickv:pairs_seen_total", "Pairs that attention read, summed over steps and sequences.",
+     [](const R& r) { return double(r.pairs_seen); }},
+    {"elastickv:base_pairs_seen_total", "BASE pairs among them; base_pairs_seen / pairs_seen is the exposure.",
+     [](const R& r) { return double(r.base_pairs_seen); }},
+};
+
+// held: by sequences; cached: by the prefix cache alone; locked: by a copy that has not ended.
+const StepMetric kStepGauges[] = {
+    {"vllm:num_requests_running", "Sequences in the batch.", [](const R& r) { return double(r.num_running); }},
+    {"vllm:num_requests_waiting", "Sequences that wait for admission.",
+     [](const R& r) { return double(r.num_waiting); }},
+    {"vllm:kv_cache_usage_perc", "Share of the KV pages that live sequences hold, 0 to 1.",
+     [](const R& r) {
+       return r.total_pages ? double(r.total_pages - r.free_pages - r.cached_pages) / r.total_pages : 0;
+     }},
+    {"elastickv:num_requests_loading", "Sequences in the batch that wait for copies of their KV from the host.",
+     [](const R& r) { return double(r.num_loading); }},
+    {"elastickv:kv_pairs", "Resident pairs, of sequences and the prefix cache.",
+     [](const R& r) { return double(r.resident_pairs); }},
+    {"elastickv:kv_base_pairs", "Resident pairs that are BASE.",
+     [](const R& r) { return double(r.resident_base_pairs); }},
+    {"elastickv:kv_host_slots_used", "Pairs whose low bytes, or which themselves, have a place on the host.",
+     [](const R& r) { return double(r.host_slots_used); }},
+    {"elastickv:kv_pages", "KV pages by state.", [](const R& r) { return double(r.free_pages); }, "state",
+     "free"},
+    {"elastickv:kv_pages", "KV pages by state.", [](const R& r) { return double(r.cached_pages); }, "state",
+     "cached"},
+    {"elastickv:kv_pages", "KV pages by state.", [](const R& r) { return double(r.locked_pages); }, "state",
+     "locked"},
+    {"elastickv:kv_pages", "KV pages by state.",
+     [](const R& r) { return double(r.total_pages - r.free_pages - r.cached_pages - r.locked_pages); }, "state",
+     "held"},
+};
+
 }  // namespace
 
 struct Metrics::Families {
   using Labels = prometheus::Labels;
 
+  static Labels label_of(const StepMetric& m) { return m.label ? Labels{{m.label, m.label_value}} : Labels{}; }
+  // One member of a family; `buckets` for histograms.
+  template <class Builder, class... Buckets>
+  auto& add(Builder builder, const char* name, const char* help, const Labels& more,
+            const Buckets&... buckets) {
+    return builder.Name(name).Help(help).Labels(labels).Register(registry).Add(more, buckets...);
+  }
+
   Families(const std::string& model_name, int max_model_len)
-      : labels{{"model_name", model_name}, {"engine", "0"}}, tokens(token_buckets(max_model_len)) {}
+      : labels{{"model_name", model_name}, {"engine", "0"}}, tokens(token_buckets(max_model_len)) {
+    for (const StepMetric& m : kStepCounters)
+      step_counters.push_back(&add(prometheus::BuildCounter(), m.name, m.help, label_of(m)));
+    for (const StepMetric& m : kStepGauges)
+      step_gauges.push_back(&add(prometheus::BuildGauge(), m.name, m.help, label_of(m)));
+  }
 
   prometheus::Counter& counter(const char* name, const char* help, const Labels& more = {}) {
-    return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add(more);
-  }
-  prometheus::Gauge& gauge(const char* name, const char* help, const Labels& more = {}) {
-    return prometheus::BuildGauge().Name(name).Help(help).Labels(labels).Register(registry).Add(more);
+    return add(prometheus::BuildCounter(), name, help, more);
   }
   prometheus::Histogram& histogram(const char* name, const char* help, const Buckets& buckets) {
-    return prometheus::BuildHistogram().Name(name).Help(help).Labels(labels).Register(registry).Add({},
-                                                                                                    buckets);
-  }
-
-  // held: by sequences; cached: by the prefix cache alone; locked: by a copy that has not ended.
-  prometheus::Gauge& pages(const char* state) {
-    return gauge("elastickv:kv_pages", "KV pages by state.", {{"state", state}});
-  }
-
-  void on_fidelity(const StepRecord& record) {
-    free_pages.Set(record.free_pages);
-    cached_pages.Set(record.cached_pages);
-    locked_pages.Set(record.locked_pages);
-    held_pages.Set(record.total_pages - record.free_pages - record.cached_pages - record.locked_pages);
-    pairs.Set(record.resident_pairs);
-    base_pairs.Set(record.resident_base_pairs);
-    host_slots.Set(record.host_slots_used);
-    demotions.Increment(record.demoted_pairs);
-    promotions.Increment(record.promoted_pairs);
-    restores.Increment(record.restores_begun);
-    backups.Increment(record.backups_begun);
-    pairs_seen.Increment(double(record.pairs_seen));
-    base_pairs_seen.Increment(double(record.base_pairs_seen));
+    return add(prometheus::BuildHistogram(), name, help, {}, buckets);
   }
 
   prometheus::Registry registry{prometheus::Registry::InsertBehavior::Merge};
   Labels labels;
   Buckets tokens;
 
-  prometheus::Gauge& running = gauge("vllm:num_requests_running", "Sequences in the batch.");
-  prometheus::Gauge& waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for admission.");
-  prometheus::Gauge& kv_usage =
-      gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that live sequences hold, 0 to 1.");
-  prometheus::Counter& prefix_queries =
-      counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.");
-  prometheus::Counter& prefix_hits =
-      counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.");
-  prometheus::Counter& preemptions =
-      counter("vllm:num_preemptions_total", "Sequences that gave up their pages.");
-  prometheus::Counter& recomputed =
-      counter("elastickv:recomputed_tokens_total", "Tokens whose KV preemption threw away.");
-  prometheus::Counter& demotions =
-      counter("elastickv:demotions_total", "Pairs that became BASE to free a page.");
-  prometheus::Counter& promotions =
-      counter("elastickv:promotions_total", "Pairs that became TARGET again from their low bytes.");
-  prometheus::Counter& restores =
-      counter("elastickv:restores_total", "Pairs whose low bytes were fetched from the host.");
-  prometheus::Counter& backups =
-      counter("elastickv:backups_total", "TARGET pairs whose low bytes were sent to the host ahead of time.");
-  prometheus::Counter& pairs_seen =
-      counter("elastickv:pairs_seen_total", "Pairs that attention read, summed over steps and sequences.");
-  prometheus::Counter& base_pairs_seen =
-      counter("elastickv:base_pairs_seen_total",
-              "BASE pairs among them; base_pairs_seen / pairs_seen is the exposure.");
-  prometheus::Gauge& base_pairs = gauge("elastickv:kv_base_pairs", "Resident pairs that are BASE.");
-  prometheus::Gauge& pairs = gauge("elastickv:kv_pairs", "Resident pairs, of sequences and the prefix cache.");
-  prometheus::Gauge& host_slots =
-      gauge("elastickv:kv_host_slots_used", "Pairs whose low bytes have a place on the host.");
-  prometheus::Gauge& free_pages = pages("free");
-  prometheus::Gauge& cached_pages = pages("cached");
-  prometheus::Gauge& locked_pages = pages("locked");
-  prometheus::Gauge& held_pages = pages("held");
+  std::vector<prometheus::Counter*> step_counters;  // [kStepCounters]
+  std::vector<prometheus::Gauge*> step_gauges;      // [kStepGauges]
   prometheus::Counter& prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens, once per prompt.");
   prometheus::Counter& generation_tokens =
       counter("vllm:generation_tokens_total", "Output tokens that requests have taken.");
@@ -164,10 +195,10 @@ Metrics::Metrics(const std::string& model_name, const EngineConfig& config, int 
     families_->finished[reason] = &families_->counter(
         "vllm:request_success_total", "Finished requests by reason.", {{"finished_reason", reason}});
   families_
-      ->gauge("vllm:cache_config_info", "Settings of the KV cache.",
-              {{"block_size", std::to_string(kBlockTokens)},
-               {"num_gpu_blocks", std::to_string(num_pages)},
-               {"enable_prefix_caching", config.kv.prefix_cache ? "True" : "False"}})
+      ->add(prometheus::BuildGauge(), "vllm:cache_config_info", "Settings of the KV cache.",
+            {{"block_size", std::to_string(kBlockTokens)},
+             {"num_gpu_blocks", std::to_string(num_pages)},
+             {"enable_prefix_caching", config.kv.prefix_cache ? "True" : "False"}})
       .Set(1);
 }
 
@@ -207,15 +238,9 @@ void Metrics::on_finished(FinishReason reason, const SeqStats& stats, int max_to
 
 void Metrics::on_step(const StepRecord& record) {
   Families& f = *families_;
-  f.running.Set(record.num_running);
-  f.waiting.Set(record.num_waiting);
-  if (record.total_pages)
-    f.kv_usage.Set(double(record.total_pages - record.free_pages - record.cached_pages) / record.total_pages);
-  f.prefix_queries.Increment(record.prefix_query_tokens);
-  f.prefix_hits.Increment(record.prefix_hit_tokens);
-  f.preemptions.Increment(record.num_preempted);
-  f.recomputed.Increment(record.num_recomputed);
-  f.on_fidelity(record);
+  for (size_t i = 0; i < f.step_counters.size(); ++i)
+    f.step_counters[i]->Increment(kStepCounters[i].value(record));
+  for (size_t i = 0; i < f.step_gauges.size(); ++i) f.step_gauges[i]->Set(kStepGauges[i].value(record));
   if (const int tokens = record.num_prefill_tokens + record.num_decode_tokens) f.step_tokens.Observe(tokens);
 }
 

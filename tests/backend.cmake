@@ -10,4 +10,5 @@ set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 900 ENVI
 ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_cpu)
 ekv_threaded(cpu_threads_test cpu_invariance_test)
 ekv_test(cpu_elastic_test LABEL property SOURCES property/cpu_elastic_test.cpp LIBS ekv_cpu)
+ekv_test(cpu_offload_test LABEL property SOURCES property/cpu_offload_test.cpp LIBS ekv_core ekv_cpu)
 ekv_test(quality_test LABEL model SOURCES golden/quality_test.cpp LIBS ekv_bench_commands)

@@ -4,3 +4,4 @@ ekv_test(transfer_servers_test LABEL unit SOURCES unit/transfer_servers_test.cpp
 ekv_test(sim_backend_test LABEL unit SOURCES unit/sim_backend_test.cpp LIBS ekv_core ekv_sim)
 ekv_test(sim_replay_test LABEL unit SOURCES unit/sim_replay_test.cpp LIBS ekv_sim_replay)
 ekv_test(sim_measured_test LABEL slow SOURCES property/sim_measured_test.cpp LIBS ekv_sim_replay)
+ekv_test(sim_offload_test LABEL slow SOURCES property/sim_offload_test.cpp LIBS ekv_core ekv_sim)

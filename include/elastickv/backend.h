@@ -19,8 +19,13 @@ class Model;
 struct BackendInfo {
   std::string name;        // "cpu", "sim", "cuda"
   int num_pages = 0;       // pages in the KV pool
-  int num_host_slots = 0;  // host memory for low planes, or for whole pairs, as KvConfig asked for
+  int num_host_slots = 0;  // host memory for low planes, or for whole pairs: see host_content()
+  size_t low_plane_bytes = 0, pair_bytes = 0;  // what a copy moves
 };
+
+constexpr HostContent host_content(KvPolicy policy) {
+  return policy == KvPolicy::exact_offload ? HostContent::whole_pairs : HostContent::low_planes;
+}
 
 // One row of logits that the step needs.
 struct SampleRow {
@@ -72,8 +77,7 @@ class Backend {
   virtual const StepOutput& collect() = 0;  // valid until the next submit
 };
 
-enum class BaseFill : uint8_t { zero, mid };                   // what `e5m2` reads for the missing low byte
-enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
+enum class BaseFill : uint8_t { zero, mid };  // what `e5m2` reads for the missing low byte
 
 struct CpuOptions {
   int threads = 0;                     // 0: all cores the process may use

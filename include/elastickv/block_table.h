@@ -9,12 +9,24 @@
 
 namespace ekv {
 
+struct StoredPair;  // a pair that the host holds; host_store.h
+
+// Names a stored pair for as long as the host holds it: its place may be given to another one later.
+struct StoredRef {
+  StoredPair* entry = nullptr;
+  uint32_t version = 0;
+};
+
 // The pairs of one sequence, in order; it holds one reference on each. Pages and fidelity: PairTable.
 struct BlockTable {
   std::vector<PairId> pairs;
   int num_blocks = 0;  // covered by pages: the last pair may lack its odd block
   int num_cached = 0;  // leading pairs that are in the prefix cache
   int num_backed = 0;  // leading pairs for which a backup has been considered; only with writethrough
+  int num_loading =
+      0;               // last pairs that are on their way from the host: nothing of the sequence runs meanwhile
+  int num_stored = 0;  // leading pairs that were written to the host; exact_offload only
+  StoredRef stored;    // the last of them; also of a preempted sequence that waits
 };
 
 // Token-granular write address: page * kBlockTokens + offset in the block. -1: this row is not written.

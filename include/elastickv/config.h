@@ -37,7 +37,13 @@ struct KvConfig {
   BaseFormat base_format = BaseFormat::fixed8;  // how KV values are put on the grid when they are written
 };
 
-enum class KvPolicy : uint8_t { elastic, target_only, exact_offload, static8 };
+enum class KvPolicy : uint8_t {
+  elastic,        // pairs become BASE, and TARGET again
+  target_only,    // who gives up its pages computes them again
+  exact_offload,  // every whole pair is copied to the host too, and loaded from there before it is computed
+                  // again
+  static8,        // every pair that may be BASE is, for good
+};
 enum class DemotionMode : uint8_t {
   shortage,   // when a step lacks pages
   watermark,  // also when fewer pages are free than FidelityConfig::free_watermark asks for
@@ -60,7 +66,8 @@ struct FidelityConfig {
   DemotionMode demotion = DemotionMode::shortage;
   PromotionMode promotion = PromotionMode::reserve;
   BackingMode backing = BackingMode::lazy;
-  size_t host_bytes = size_t(4) << 30;  // host memory for low bytes; without room there is no demotion
+  size_t host_bytes = size_t(4) << 30;  // host memory for low bytes, without room there is no demotion; with
+                                        // exact_offload for whole pairs
   int sink_pairs = 1;                   // first pairs of a sequence that stay TARGET
   int recent_pairs = 4;                 // last complete pairs that stay TARGET, besides the incomplete one
   int min_demote_pairs = 16;            // a shortage demotes at least so many pairs

@@ -27,7 +27,8 @@ struct StepRecord {
   int num_prefill_tokens = 0, num_decode_tokens = 0;
   int num_running = 0, num_waiting = 0;
   int num_admitted = 0, num_preempted = 0;
-  int num_recomputed = 0;  // tokens whose KV was given up by preemption in this step
+  int num_recomputed = 0;           // tokens computed in this step that had been computed before
+  int num_preemptions_avoided = 0;  // sequences that this step would have preempted if it could not demote
   int prefix_query_tokens = 0, prefix_hit_tokens = 0;  // of the sequences admitted in this step
   // Pages by state; what is in none of these is held by running sequences.
   int free_pages = 0, cached_pages = 0, locked_pages = 0, total_pages = 0;
@@ -37,6 +38,10 @@ struct StepRecord {
   // could give, reserve: pages that promotion leaves alone.
   int demoted_pairs = 0, promoted_pairs = 0, restores_begun = 0, backups_begun = 0, transfers_done = 0;
   int shortage = 0, reserve = 0;
+  // Copies of whole pairs begun in this step, and those for which the host had no slot; sequences that wait for
+  // theirs after it. Bytes of all copies begun in this step, each way.
+  int stores_begun = 0, loads_begun = 0, stores_skipped = 0, num_loading = 0;
+  int64_t to_host_bytes = 0, from_host_bytes = 0;
   int64_t pairs_seen = 0, base_pairs_seen = 0;              // each chunk once,
   int64_t query_pairs_seen = 0, query_base_pairs_seen = 0;  // or once for each of its tokens
   KvPath path = KvPath::native;
@@ -88,7 +93,9 @@ class Engine {
   Status refuse(const Request& request) const;
   void accept_commands();
   void count_plan();
+  void count_admitted(SeqId id, int first_pos);
   void count_fidelity();
+  void count_copies();
   void deliver(const StepOutput& output);
   void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us);
   FinishReason finish_reason(const Sequence& sequence) const;
@@ -108,6 +115,7 @@ class Engine {
   StepPlan plan_;
   PackedStep packed_;
   StepRecord record_;
+  int num_skipped_before_ = 0;  // stores, up to the step before
 };
 
 }  // namespace ekv

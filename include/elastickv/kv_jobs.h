@@ -21,9 +21,11 @@ struct PromoteJob {
   bool operator==(const PromoteJob&) const = default;
 };
 
-// Copies between the pool and host slots. They start after the chunks of the step that carries them, overlap
-// with later steps, and end when a StepOutput reports their ticket; until then source and target must stay as
-// they are.
+enum class HostContent : uint8_t { low_planes, whole_pairs };  // what a host slot has room for
+
+// Copies between the pool and host slots. They start after the chunks of the step that carries them (a load may
+// start with that step), those of one direction run in order, all overlap with later steps, and each ends when
+// a StepOutput reports its ticket; until then source and target must stay as they are.
 enum class TransferKind : uint8_t {
   backup_low,   // low bytes of a TARGET pair -> host slot; the pair stays TARGET
   restore_low,  // host slot -> staging of the device, for a PromoteJob of a later step; the pair stays readable
@@ -31,6 +33,12 @@ enum class TransferKind : uint8_t {
   store_pair,   // both TARGET pages -> host slot
   load_pair,    // host slot -> both pages, which nobody reads before the ticket is reported
 };
+constexpr bool is_to_host(TransferKind kind) {
+  return kind == TransferKind::backup_low || kind == TransferKind::store_pair;
+}
+constexpr bool is_whole_pair(TransferKind kind) {
+  return kind == TransferKind::store_pair || kind == TransferKind::load_pair;
+}
 struct TransferJob {
   TransferKind kind{};
   int32_t even = -1, odd = -1;  // pages

@@ -17,6 +17,9 @@ enum class Transition : uint8_t {
   none,
   draining,    // BASE; its low bytes travel from the device's staging to the host slot. The pages are not read
   backing_up,  // TARGET; the device reads its pages and writes the host slot
+  storing,     // TARGET; the device reads its pages and writes a slot of the HostStore
+  loading,     // TARGET; its pages are filled from a slot of the HostStore. Nobody reads them before that has
+               // ended
   restoring,   // BASE; its low bytes travel from the host slot to the device. A page for the odd block is taken
   restored,    // BASE; they have arrived, the next step joins them
 };
@@ -77,12 +80,16 @@ class PairTable {
   TransferJob restore(PairId pair, PageId odd);  // BASE with its low bytes on the host; `odd` was acquired
   PromoteJob promote(PairId pair,
                      bool keep_slot);  // restored -> TARGET; frees the pages when nobody refers to it
+  // Whole TARGET pairs to and from a slot that is not the pair's, and that transfer_done() names.
+  TransferJob store(PairId pair, HostSlot slot) { return copy(pair, slot, TransferKind::store_pair); }
+  TransferJob load(PairId pair, HostSlot slot) { return copy(pair, slot, TransferKind::load_pair); }
   // Slots of promoted pairs come free: called when the demotions of the same step have theirs, because the
   // device runs those first.
   void free_promoted_slots();
   struct Done {
-    PairId pair = kNoPair;  // none: it has gone meanwhile
-    TransferKind kind{};    // what the transfer was; restore_low: the pair waits for promote()
+    PairId pair = kNoPair;    // none: it has gone meanwhile
+    TransferKind kind{};      // what the transfer was; restore_low: the pair waits for promote()
+    HostSlot slot = kNoSlot;  // store_pair and load_pair: theirs
   };
   Done transfer_done(uint32_t ticket);
 
@@ -93,6 +100,7 @@ class PairTable {
   int num_host_slots() const { return slots_.size(); }
   int num_free_slots() const { return slots_.num_free(); }
   int num_locked_slots() const { return num_locked_slots_; }  // nobody's until a transfer ends
+  int num_open(TransferKind kind) const;                      // O(transfers)
   uint32_t version() const { return version_; }               // changes whenever some pair's fidelity does
 
   // Every invariant above, recomputed from scratch; aborts with what is wrong.
@@ -101,11 +109,12 @@ class PairTable {
  private:
   struct Transfer {
     PairId pair = kNoPair;
-    HostSlot slot = kNoSlot;  // to be freed with the ticket, when the pair has gone
+    HostSlot slot = kNoSlot;  // to be freed with the ticket, when the pair has gone; or that of a HostStore
     TransferKind kind{};
     bool open = false;
   };
-  uint32_t open_transfer(PairId pair, TransferKind kind);
+  uint32_t open_transfer(PairId pair, TransferKind kind, HostSlot slot = kNoSlot);
+  TransferJob copy(PairId pair, HostSlot slot, TransferKind kind);
   void free_pages(PairId pair);
   void free_slot(PairId pair);
   void forget(PairId pair);

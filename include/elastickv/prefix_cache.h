@@ -1,40 +1,24 @@
 #pragma once
 // prefix_cache.h -- whole pairs findable by content, so that equal prompt prefixes are computed once.
 
-#include <array>
 #include <list>
 #include <memory_resource>
 #include <span>
-#include <string>
 #include <string_view>
-#include <unordered_set>
 
-#include "elastickv/base.h"
-#include "elastickv/kv_layout.h"
+#include "elastickv/chain_index.h"
 #include "elastickv/pair_table.h"
 
 namespace ekv {
 
-// One cached pair. Its identity is exact: parent entry, the 32 token ids, the chain, and for a first pair the
-// salt. A hash finds it, equality decides it, so no collision can hand over somebody else's KV. The tainted
-// chain holds KV computed from BASE: it branches off the clean one and never returns to it.
-struct CachedPair {
-  CachedPair* parent = nullptr;  // the pair before it; null for the first pair of a sequence
-  std::array<TokenId, kPairTokens> tokens{};
-  std::string salt;       // first pairs only; the others inherit it through their parent
+struct CachedPair : ChainLink<CachedPair> {
   PairId pair = kNoPair;  // the entry holds one reference
-  bool tainted = false;   // which chain
   int users = 0;          // sequences whose block table points here
   int children = 0;       // entries whose parent this is
   int idle_pages = 0;     // what it adds to num_idle_pages(), and to num_idle_slots()
   bool idle_slot = false, idle_base = false;
-  uint64_t hash = 0;
   std::pmr::list<CachedPair>::iterator self;  // its place in one of the cache's two lists
 };
-
-// Mixes the tokens of a pair into `seed`: the parent's hash, or that of the salt.
-using PairHash = uint64_t (*)(uint64_t seed, std::span<const TokenId> tokens);
-uint64_t hash_pair(uint64_t seed, std::span<const TokenId> tokens);  // xxHash; the same on every machine
 
 // Who uses an entry uses its ancestors, and lets go of it before them. So users never grow from parent to
 // child, and in the order of the last use nobody stands behind his parent: the least recently used idle entry
@@ -54,7 +38,9 @@ class PrefixCache {
   // The child of `parent` (null: a first pair with this salt) on that chain that holds the 32 `tokens`, or
   // null. No side effects.
   CachedPair* find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
-                   bool tainted = false) const;
+                   bool tainted = false) const {
+    return index_.find(parent, tokens, salt, tainted);
+  }
   // Makes an entry for a pair of the caller's; the entry takes its own reference, its chain is that of the
   // pair. The caller checked with find() that there is none, and is a user of `parent`. Users: 0; call pin().
   CachedPair& insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt, PairId pair);
@@ -78,26 +64,6 @@ class PrefixCache {
   void check_integrity() const;
 
  private:
-  struct Key {
-    const CachedPair* parent;
-    std::span<const TokenId> tokens;
-    std::string_view salt;
-    bool tainted;
-    uint64_t hash;
-  };
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(const CachedPair* entry) const { return entry->hash; }
-    size_t operator()(const Key& key) const { return key.hash; }
-  };
-  struct Equal {
-    using is_transparent = void;
-    bool operator()(const CachedPair* a, const CachedPair* b) const { return a == b; }
-    bool operator()(const Key& key, const CachedPair* entry) const;
-    bool operator()(const CachedPair* entry, const Key& key) const { return (*this)(key, entry); }
-  };
-  Key key_of(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
-             bool tainted) const;
   void check_entry(const CachedPair& entry) const;
   void joins_idle() {
     if (shrink_ == idle_.end()) shrink_ = std::prev(idle_.end());
@@ -107,12 +73,11 @@ class PrefixCache {
   }
 
   PairTable& pairs_;
-  PairHash hash_;
   int num_idle_pages_ = 0, num_idle_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
   std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
   std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
   std::pmr::list<CachedPair>::iterator shrink_;    // in idle_: those before it were given out or passed over
-  std::pmr::unordered_set<CachedPair*, Hash, Equal> index_;
+  ChainIndex<CachedPair> index_;
 };
 
 }  // namespace ekv

@@ -21,13 +21,18 @@ namespace ekv {
 //              beside what the prompts under way still need, so that admission and preemption do not chase
 //              each other; otherwise when its first chunk fits. With AdmissionMode::guaranteed it is also
 //              admitted only when its peak fits beside the peaks of all that run.
+//   Loads      A waiting sequence of which the host holds more than the cache is admitted without a chunk, by
+//              the same rules: it takes the pages of all of it and waits for the copies, then its prefill goes
+//              on. Until then it gives up nothing, because its pages could not be used before the copies end.
+//              One that waits for other copies (SeqView::load_later) is not admitted, nor is anybody after it.
 //   Fidelity   budget.max_demotions pages more may be used than are free, up to the sum of num_demotable of the
 //              sequences that keep their pages; a victim takes its own with it. The caller demotes as many
 //              pairs as PageDemand says are missing.
 //
-// A lone sequence that fits the pool always runs, and with nobody running the first in line that fits the pool
-// is always admitted: whoever refuses what can never fit has no deadlock. A step may preempt and have no
-// chunks, when pages that victims share with each other become free only by giving up all of them.
+// Once its copies have ended, a lone sequence that fits the pool always runs, and with nobody running and no
+// copy under way the first in line that fits the pool is always admitted: whoever refuses what can never fit
+// has no deadlock. A step may preempt and have no chunks, when pages that victims share with each other become
+// free only by giving up all of them.
 //
 // Same arguments, same plan. `plan` is cleared first and keeps its capacity from step to step.
 PageDemand plan_step(const SchedulerConfig& config, std::span<const SeqView> running,

@@ -21,7 +21,9 @@ struct Sequence {
   SeqId id{};
   Request request;
   std::vector<TokenId> tokens;  // prompt, then output
-  int num_computed = 0;         // positions whose KV is valid; done with prefill when it equals tokens.size()
+  int num_computed = 0;         // positions whose KV is valid, or on its way while blocks.num_loading > 0; done
+                                // with prefill when it equals tokens.size()
+  int num_ever_computed = 0;    // the most that num_computed has been, or is in the step under way
   BlockTable blocks;
   int tainted_from = kClean;  // first position whose KV was computed from BASE, or from KV that was
   SeqState state = SeqState::waiting;

@@ -27,6 +27,9 @@ struct SeqView {
   int num_cached = 0;        // waiting: leading tokens found in the prefix cache, whole pairs
   int num_cached_free = 0;   // waiting: pages of that hit which nobody uses, so taking them spends free pages
   int num_cached_slots = 0;  // waiting: host slots of that hit which nobody uses
+  int num_loadable = 0;      // waiting: tokens after the cached ones that the host holds, whole pairs
+  bool load_later = false;   // waiting: a copy under way brings more of it; it waits, and so do all after it
+  int num_loading = 0;       // running: pairs on their way from the host; it has no chunk until they are here
   int num_base = 0;          // running: BASE pairs; each covers two blocks with one page
   int num_demotable = 0;     // running: pairs that may become BASE now and that no sequence before it counts
   int peak_pages = 0;        // with guaranteed admission: the most pages it can need to its last token, and the
@@ -41,6 +44,15 @@ struct ChunkPlan {
   bool operator==(const ChunkPlan&) const = default;
 };
 
+// A sequence that takes its cached tokens, and the pages of those that the host holds, and waits for the
+// copies.
+struct LoadPlan {
+  SeqId seq{};
+  int first_pos = 0;   // what is cached
+  int num_tokens = 0;  // to be loaded, whole pairs
+  bool operator==(const LoadPlan&) const = default;
+};
+
 struct StepPlan {
   // The order in the batch: decodes, running prefills, then one chunk per admitted sequence in that order.
   std::vector<ChunkPlan> chunks;
@@ -51,13 +63,14 @@ struct StepPlan {
   std::vector<PairId> demotes{};   // BASE in this step
   std::vector<PairId> restores{};  // their low bytes come back; BASE until a later step promotes them
   std::vector<PairId> backups{};   // their low bytes are copied to the host
+  std::vector<LoadPlan> loads{};   // leave the waiting queue too, in its order, and have no chunk
   bool changes_kv() const {
     return !promotes.empty() || !demotes.empty() || !restores.empty() || !backups.empty();
   }
-  bool empty() const { return chunks.empty() && preempted.empty() && !changes_kv(); }
+  bool empty() const { return chunks.empty() && preempted.empty() && loads.empty() && !changes_kv(); }
   void clear() {
     chunks.clear(), admitted.clear(), preempted.clear();
-    promotes.clear(), demotes.clear(), restores.clear(), backups.clear();
+    promotes.clear(), demotes.clear(), restores.clear(), backups.clear(), loads.clear();
   }
   bool operator==(const StepPlan&) const = default;
 };

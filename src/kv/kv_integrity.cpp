@@ -12,6 +12,13 @@ void KvManager::check_integrity(std::span<Sequence* const> running) const {
   cache_.check_integrity();
   for (const Sequence* sequence : running) check_table(*sequence);
   check_sharing(running);
+  check_host();
+}
+
+void KvManager::check_host() const {
+  host_.check_integrity();
+  EKV_CHECK(pairs_.num_open(TransferKind::store_pair) == host_.num_arriving(), "a store fills one slot");
+  EKV_CHECK(pairs_.num_open(TransferKind::load_pair) == host_.num_loads(), "a load reads one slot");
 }
 
 void KvManager::check_table(const Sequence& sequence) const {
@@ -25,6 +32,8 @@ void KvManager::check_table(const Sequence& sequence) const {
     EKV_CHECK(entry.is_base() ? !half : (entry.odd == -1) == half, "only the last pair may lack its odd page");
     EKV_CHECK((pair.cached != nullptr) == (int(i) < blocks.num_cached), "cached pairs come first");
     EKV_CHECK(sequence.base_cap() > 0 || !entry.is_base(), "who asked for exact KV has no BASE pair");
+    EKV_CHECK(pair.transition != Transition::loading || i + size_t(blocks.num_loading) >= blocks.pairs.size(),
+              "what is on its way to a sequence are its last pairs");
     if (!pair.cached) continue;
     EKV_CHECK(pair.tainted == (int(i + 1) * kPairTokens > sequence.tainted_from), "taint begins in one place");
     EKV_CHECK(sequence.request.tier != KvTier::exact || !pair.tainted, "an exact sequence reads no tainted KV");

@@ -5,14 +5,20 @@
 namespace ekv {
 namespace {
 
+bool offloads(const FidelityConfig& fidelity) { return fidelity.policy == KvPolicy::exact_offload; }
+
+}  // namespace
+
 std::span<const TokenId> pair_tokens(const Sequence& sequence, int pair) {
   return std::span(sequence.tokens).subspan(size_t(pair) * kPairTokens, size_t(kPairTokens));
 }
 
-}  // namespace
-
 KvManager::KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity, int num_host_slots)
-    : config_(config), fidelity_(fidelity), pairs_(num_pages, num_host_slots), cache_(pairs_) {}
+    : config_(config),
+      fidelity_(fidelity),
+      pairs_(num_pages, offloads(fidelity) ? 0 : num_host_slots),
+      cache_(pairs_),
+      host_(offloads(fidelity) ? num_host_slots : 0) {}
 
 KvBudget KvManager::budget() const {
   return {.free_pages = pairs_.num_free_pages() + cache_.num_idle_pages(),
@@ -37,6 +43,7 @@ PrefixHit KvManager::lookup(const Sequence& sequence) const {
     hit.num_free_pages += entry.idle_pages;
     hit.num_free_slots += entry.idle_slot;
   });
+  if (host_.num_used() > 0 && sequence.may_use_prefix_cache()) find_loadable(sequence, hit);
   return hit;
 }
 
@@ -76,17 +83,21 @@ SeqView KvManager::view_briefly(const Sequence& sequence) const {
   SeqView view{.id = sequence.id,
                .num_tokens = sequence.num_tokens(),
                .num_computed = sequence.num_computed,
-               .num_blocks = sequence.blocks.num_blocks};
+               .num_blocks = sequence.blocks.num_blocks,
+               .num_loading = sequence.blocks.num_loading};
   if (sequence.state == SeqState::running) return view;
   const PrefixHit hit = lookup(sequence);
   view.num_cached = hit.num_tokens;
   view.num_cached_free = hit.num_free_pages;
   view.num_cached_slots = hit.num_free_slots;
+  view.num_loadable = hit.num_loadable;
+  view.load_later = hit.load_later;
   return view;
 }
 
 void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
   jobs_.demotes.clear(), jobs_.promotes.clear(), jobs_.transfers.clear();
+  jobs_.transfers.swap(stores_);
   EKV_CHECK(plan.promotes.size() == restored_.size(), "whatever was restored is promoted in the next step");
   restored_.clear();
   for (PairId pair : plan.promotes) {
@@ -94,7 +105,12 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
     jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.backing == BackingMode::writethrough));
     if (entry) cache_.refresh(*entry);
   }
-  for (SeqId id : plan.preempted) release(sequences[id]);
+  keep_waiting_stored(sequences);
+  for (SeqId id : plan.preempted) {
+    const StoredRef stored = sequences[id].blocks.stored;
+    release(sequences[id]);
+    sequences[id].blocks.stored = stored;
+  }
 
   EKV_CHECK(plan.chunks.size() >= plan.admitted.size(), "each admitted sequence has a chunk");
   const auto chunks_of_admitted = std::span(plan.chunks).last(plan.admitted.size());
@@ -102,6 +118,7 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
     EKV_CHECK(chunks_of_admitted[i].seq == plan.admitted[i], "the last chunks are those of the admitted");
     attach_prefix(sequences[plan.admitted[i]], chunks_of_admitted[i].first_pos);
   }
+  for (const LoadPlan& l : plan.loads) attach_prefix(sequences[l.seq], l.first_pos);
   for (PairId pair : plan.demotes) demote(pair);
 
   reclaim(num_missing(plan, sequences) + int(plan.restores.size()) - pairs_.num_free_pages());
@@ -110,6 +127,7 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
     EKV_CHECK(chunk.first_pos == sequence.num_computed, "a chunk starts where valid KV ends");
     extend(sequence.blocks, chunk.first_pos + chunk.num_tokens);
   }
+  for (const LoadPlan& l : plan.loads) load(sequences[l.seq], l.first_pos + l.num_tokens);
   transition(plan);
 }
 
@@ -131,6 +149,7 @@ void KvManager::transition(const StepPlan& plan) {
 void KvManager::attach_prefix(Sequence& sequence, int num_tokens) {
   EKV_CHECK(sequence.blocks.pairs.empty(), "a waiting sequence holds no pages");
   BlockTable& blocks = sequence.blocks;
+  blocks.stored = {};
   for_each_hit(sequence, [&](const CachedPair& found) {
     if (int(blocks.pairs.size()) * kPairTokens == num_tokens) return;
     CachedPair& entry = *found.self;
@@ -151,6 +170,7 @@ int KvManager::num_missing(const StepPlan& plan, SequenceTable& sequences) const
   for (const ChunkPlan& chunk : plan.chunks)
     pages += std::max(
         0, ceil_div(chunk.first_pos + chunk.num_tokens, kBlockTokens) - sequences[chunk.seq].blocks.num_blocks);
+  for (const LoadPlan& l : plan.loads) pages += l.num_tokens / kBlockTokens;
   return pages;
 }
 
@@ -214,13 +234,19 @@ PageId KvManager::take_page() {
 
 void KvManager::transfer_done(uint32_t ticket) {
   const PairTable::Done done = pairs_.transfer_done(ticket);
+  if (done.kind == TransferKind::store_pair) host_.store_done(done.slot);
+  if (done.kind == TransferKind::load_pair) host_.load_done(done.slot), load_ended_ = true;
   if (done.pair == kNoPair) return;
   if (done.kind == TransferKind::restore_low) restored_.push_back(done.pair);
   if (CachedPair* entry = pairs_[done.pair].cached) cache_.refresh(*entry);
 }
 
 void KvManager::publish(Sequence& sequence) {
-  if (!config_.prefix_cache) return;
+  if (config_.prefix_cache) publish_cached(sequence);
+  if (host_.num_slots() > 0) store(sequence);
+}
+
+void KvManager::publish_cached(Sequence& sequence) {
   BlockTable& blocks = sequence.blocks;
   CachedPair* parent = blocks.num_cached ? pairs_[blocks.pairs[size_t(blocks.num_cached) - 1]].cached : nullptr;
   while ((blocks.num_cached + 1) * kPairTokens <= sequence.num_computed) {
@@ -251,7 +277,8 @@ void KvManager::release(Sequence& sequence) {
     if (entry) cache_.unpin(*entry);
   }
   blocks.pairs.clear();
-  blocks.num_blocks = blocks.num_cached = blocks.num_backed = 0;
+  blocks.num_blocks = blocks.num_cached = blocks.num_backed = blocks.num_loading = blocks.num_stored = 0;
+  blocks.stored = {};
   sequence.num_computed = 0;
   sequence.tainted_from = kClean;
 }

@@ -1,5 +1,7 @@
 #include "elastickv/pair_table.h"
 
+#include <algorithm>
+
 namespace ekv {
 PairTable::PairTable(int num_pages, int num_host_slots) : pages_(num_pages), slots_(num_host_slots) {
   EKV_CHECK(num_pages > 0, "a pool has at least one page");
@@ -41,7 +43,7 @@ void PairTable::release(PairId pair) {
   if (p.fidelity == Fidelity::base) --num_base_;
   if (holds_pages(p.transition)) {
     lock(num_pages_of(pair) - (p.reserved_odd != kNoPage));
-    ++num_locked_slots_;
+    num_locked_slots_ += p.slot != kNoSlot;
     return;
   }
   if (p.transition == Transition::draining) {
@@ -78,7 +80,7 @@ void PairTable::free_slot(PairId pair) {
   at(pair).slot = kNoSlot;
 }
 
-uint32_t PairTable::open_transfer(PairId pair, TransferKind kind) {
+uint32_t PairTable::open_transfer(PairId pair, TransferKind kind, HostSlot slot) {
   if (free_tickets_.empty()) {
     transfers_.emplace_back();
     free_tickets_.reserve(transfers_.capacity());
@@ -86,7 +88,7 @@ uint32_t PairTable::open_transfer(PairId pair, TransferKind kind) {
   }
   const uint32_t ticket = free_tickets_.back();
   free_tickets_.pop_back();
-  transfers_[ticket - 1] = {.pair = pair, .slot = kNoSlot, .kind = kind, .open = true};
+  transfers_[ticket - 1] = {.pair = pair, .slot = slot, .kind = kind, .open = true};
   at(pair).ticket = ticket;
   ++num_transfers_;
   return ticket;
@@ -122,6 +124,13 @@ TransferJob PairTable::back_up(PairId pair) {
   const PairEntry& e = entry(pair);
   return {TransferKind::backup_low, e.even, e.odd, int32_t(*slot),
           open_transfer(pair, TransferKind::backup_low)};
+}
+
+TransferJob PairTable::copy(PairId pair, HostSlot slot, TransferKind kind) {
+  EKV_CHECK(at(pair).refs > 0 && may_demote(pair, false), "only a whole idle TARGET pair is stored or loaded");
+  at(pair).transition = kind == TransferKind::store_pair ? Transition::storing : Transition::loading;
+  const PairEntry& e = entry(pair);
+  return {kind, e.even, e.odd, int32_t(slot), open_transfer(pair, kind, slot)};
 }
 
 TransferJob PairTable::restore(PairId pair, PageId odd) {
@@ -169,7 +178,7 @@ PairTable::Done PairTable::transfer_done(uint32_t ticket) {
   EKV_CHECK(ticket >= 1 && ticket <= transfers_.size() && transfers_[ticket - 1].open,
             "a ticket is reported once, and only if it was given out");
   Transfer& transfer = transfers_[ticket - 1];
-  const Done done{transfer.pair, transfer.kind};
+  const Done done{transfer.pair, transfer.kind, transfer.slot};
   transfer.open = false;
   free_tickets_.push_back(ticket);
   if (done.pair == kNoPair) {
@@ -187,10 +196,14 @@ PairTable::Done PairTable::transfer_done(uint32_t ticket) {
   p.transition = Transition::none;
   if (p.refs > 0) return done;
   lock(-num_pages_of(done.pair));
-  --num_locked_slots_;
+  num_locked_slots_ -= p.slot != kNoSlot;
   free_slot(done.pair);
   forget(done.pair);
-  return {kNoPair, done.kind};
+  return {kNoPair, done.kind, done.slot};
+}
+
+int PairTable::num_open(TransferKind kind) const {
+  return int(std::ranges::count_if(transfers_, [kind](const Transfer& t) { return t.open && t.kind == kind; }));
 }
 
 void PairTable::check_integrity() const {

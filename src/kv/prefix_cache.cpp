@@ -3,17 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 namespace ekv {
 
-uint64_t hash_pair(uint64_t seed, std::span<const TokenId> tokens) {
-  return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), seed);
-}
-
 PrefixCache::PrefixCache(PairTable& pairs, PairHash hash)
-    : pairs_(pairs), hash_(hash), used_(&memory_), idle_(&memory_), shrink_(idle_.end()), index_(&memory_) {}
+    : pairs_(pairs), used_(&memory_), idle_(&memory_), shrink_(idle_.end()), index_(hash, &memory_) {}
 
 PrefixCache::~PrefixCache() {
   for (const auto* list : {&used_, &idle_})
@@ -23,24 +16,6 @@ PrefixCache::~PrefixCache() {
     }
 }
 
-bool PrefixCache::Equal::operator()(const Key& key, const CachedPair* entry) const {
-  return key.parent == entry->parent && key.tainted == entry->tainted &&
-         std::ranges::equal(key.tokens, entry->tokens) && (key.parent != nullptr || key.salt == entry->salt);
-}
-
-PrefixCache::Key PrefixCache::key_of(const CachedPair* parent, std::span<const TokenId> tokens,
-                                     std::string_view salt, bool tainted) const {
-  EKV_CHECK(tokens.size() == size_t(kPairTokens), "the cache holds whole pairs");
-  const uint64_t seed = parent ? parent->hash : XXH3_64bits(salt.data(), salt.size());
-  return {parent, tokens, salt, tainted, hash_(seed + tainted, tokens)};
-}
-
-CachedPair* PrefixCache::find(const CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
-                              bool tainted) const {
-  const auto it = index_.find(key_of(parent, tokens, salt, tainted));
-  return it == index_.end() ? nullptr : *it;
-}
-
 CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tokens, std::string_view salt,
                                 PairId pair) {
   EKV_CHECK(!parent || parent->users > 0, "who adds a child uses the parent");
@@ -48,17 +23,12 @@ CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tok
   CachedPair& entry = idle_.emplace_back();
   entry.self = std::prev(idle_.end());
   joins_idle();
-  entry.parent = parent;
-  std::ranges::copy(tokens, entry.tokens.begin());
-  if (!parent) entry.salt = salt;
   entry.pair = pair;
-  entry.tainted = pairs_[pair].tainted;
-  entry.hash = key_of(parent, tokens, salt, entry.tainted).hash;
+  index_.insert(entry, parent, tokens, salt, pairs_[pair].tainted);
   pairs_.retain(pair);
   pairs_.set_cached(pair, &entry);
   refresh(entry);
   if (parent) ++parent->children;
-  index_.insert(&entry);
   return entry;
 }
 
@@ -97,7 +67,7 @@ bool PrefixCache::evict_one() {
   if (idle_.empty()) return false;
   CachedPair& entry = idle_.front();
   EKV_CHECK(entry.users == 0 && entry.children == 0, "the least recently used idle entry is a leaf");
-  index_.erase(&entry);
+  index_.erase(entry);
   leaves_idle(entry);
   num_idle_pages_ -= entry.idle_pages;
   num_idle_whole_ -= entry.idle_pages == 2;

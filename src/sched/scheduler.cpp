@@ -9,7 +9,8 @@ namespace {
 
 int blocks_of(int num_tokens) { return ceil_div(num_tokens, kBlockTokens); }
 int to_compute(const SeqView& s) { return s.num_tokens - s.num_computed; }
-bool is_decode(const SeqView& s) { return to_compute(s) == 1; }
+bool is_loading(const SeqView& s) { return s.num_loading > 0; }
+bool is_decode(const SeqView& s) { return to_compute(s) == 1 && !is_loading(s); }
 int missing_pages(const SeqView& s, int num_tokens) {
   return std::max(0, blocks_of(num_tokens) - s.num_blocks);
 }
@@ -38,6 +39,7 @@ class Planner {
   void preempt_from(size_t first);
   void schedule(const SeqView& s, int num_tokens);
   bool admit(const SeqView& s);
+  void admit_chunk(const SeqView& s, int num_tokens);
   bool fits_to_its_end(const SeqView& s) const;
   int pages_left() const { return budget_.free_pages + std::min(demotable_, budget_.max_demotions) - spent_; }
 
@@ -61,8 +63,11 @@ void Planner::run_running() {
     const SeqView& s = kept_[i];
     EKV_CHECK(to_compute(s) > 0, "a running sequence has a token to compute");
     if (is_decode(s)) --decodes_ahead_;
-    const int n = chunk_tokens(to_compute(s));
-    if (n == 0) continue;  // a prefill whose turn comes when those before it are done
+    const int n = is_loading(s) ? 0 : chunk_tokens(to_compute(s));
+    if (n == 0) {  // or a prefill whose turn comes when those before it are done
+      promised_pages_ += missing_pages(s, s.num_tokens);
+      continue;
+    }
     if (make_room(missing_pages(s, s.num_computed + n), i + 1))
       schedule(s, n);
     else if (config_.preempt_self && i > 0)
@@ -85,7 +90,7 @@ bool Planner::make_room(int num_pages, size_t after) {
   page_bound_ = true;
   int held = 0, demotable = demotable_;
   for (const SeqView& s : kept_.subspan(after)) {
-    held += s.num_blocks - s.num_base;
+    if (!is_loading(s)) held += s.num_blocks - s.num_base;
     demotable -= s.num_demotable;
   }
   const int most = budget_.free_pages + std::min(demotable, budget_.max_demotions) - spent_ + held;
@@ -96,11 +101,12 @@ bool Planner::make_room(int num_pages, size_t after) {
 
 void Planner::preempt_last() {
   const SeqView& victim = kept_.back();
+  kept_ = kept_.first(kept_.size() - 1);
+  if (is_loading(victim)) return;  // it stays, and has no chunk that it would be kept for
   plan_.preempted.push_back(victim.id);
   spent_ -= victim.num_freeable;
   demotable_ -= victim.num_demotable;
   if (is_decode(victim)) --decodes_ahead_;
-  kept_ = kept_.first(kept_.size() - 1);
 }
 
 // The first one has nobody before it to wait for, and keeps its pages.
@@ -125,10 +131,11 @@ void Planner::admit(std::span<const SeqView> waiting) {
     if (!admit(s)) return;
 }
 
+// Its first chunk, or what the host holds of it.
 bool Planner::admit(const SeqView& s) {
-  const int num_running = int(kept_.size() + plan_.admitted.size());
-  const int n = chunk_tokens(s.num_tokens - s.num_cached);
-  if (num_running >= config_.max_step_seqs || n == 0) return false;
+  const int num_running = int(kept_.size() + plan_.admitted.size() + plan_.loads.size());
+  const int n = s.num_loadable > 0 ? s.num_loadable : chunk_tokens(s.num_tokens - s.num_cached);
+  if (num_running >= config_.max_step_seqs || n == 0 || s.load_later) return false;
 
   const int end = s.num_cached + n;
   const int hit_pages = s.num_cached_free - blocks_of(s.num_cached);  // taken from the free ones, less all hits
@@ -145,10 +152,17 @@ bool Planner::admit(const SeqView& s) {
   spent_ += now;
   peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
   promised_pages_ += whole - now;
-  tokens_left_ -= n;
-  plan_.admitted.push_back(s.id);
-  plan_.chunks.push_back({s.id, s.num_cached, n, end == s.num_tokens});
+  if (s.num_loadable > 0)
+    plan_.loads.push_back({s.id, s.num_cached, n});
+  else
+    admit_chunk(s, n);
   return true;
+}
+
+void Planner::admit_chunk(const SeqView& s, int num_tokens) {
+  tokens_left_ -= num_tokens;
+  plan_.admitted.push_back(s.id);
+  plan_.chunks.push_back({s.id, s.num_cached, num_tokens, s.num_cached + num_tokens == s.num_tokens});
 }
 
 bool Planner::fits_to_its_end(const SeqView& s) const {

@@ -13,9 +13,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   view(kv, sequences);
   KvBudget budget = kv.budget();
   PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+  num_avoided_ = 0;
   if (wants_candidates(demand, budget)) {
     view_pages(kv, sequences);
     if (may_demote()) {
+      count_natively(budget, plan);
       demotable_.scan(kv, sequences.running());
       count_candidates();
       budget.max_demotions = most_demotions(kv);
@@ -26,6 +28,7 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
       demand = plan_step(config_.scheduler, running_, {}, budget, plan);
       demote(demand, budget, plan);
     }
+    num_avoided_ = std::max(0, num_avoided_ - int(plan.preempted.size()));
   }
   shortage_ = std::max(0, demand.pages - budget.free_pages);
   const int surplus = int(plan.demotes.size()) - shortage_;
@@ -46,15 +49,27 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   }
   waiting_.clear();
   const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
-  const int chunk = config_.scheduler.max_chunk_tokens;
-  int64_t tokens = 0;  // that admitting those viewed so far would take from this step
+  const int chunk = config_.scheduler.max_chunk_tokens, free_pages = kv.budget().free_pages;
+  int64_t tokens = 0, pages = 0;  // that admitting those viewed so far would take from this step at least
   for (const Sequence* s : sequences.waiting()) {
     if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
+    if (!may_demote() && pages > free_pages) break;
     waiting_.push_back(kv.view_briefly(*s));
+    const SeqView& view = waiting_.back();
     if (guaranteed) set_peaks(waiting_.back(), *s, most_slots);
-    const int uncached = s->num_tokens() - waiting_.back().num_cached;
+    pages += view.num_cached_free + std::max(1, view.num_loadable / kBlockTokens);
+    if (view.num_loadable > 0) continue;  // no chunk yet
+    const int uncached = s->num_tokens() - view.num_cached;
     tokens += chunk > 0 ? std::min(uncached, chunk) : uncached;
   }
+}
+
+// Whom the step would preempt if nothing could be demoted. The plan so far took every victim for worthless and
+// so has victims whenever there are any.
+void StepPlanner::count_natively(const KvBudget& budget, StepPlan& plan) {
+  if (plan.preempted.empty()) return;
+  plan_step(config_.scheduler, running_, {}, budget, plan);
+  num_avoided_ = int(plan.preempted.size());
 }
 
 // What preemption gives back, once the plan is known to look for it.

@@ -27,11 +27,14 @@ class StepPlanner {
   std::span<const SeqView> waiting() const { return waiting_; }
   int shortage() const { return shortage_; }  // pages that only demotion could give
   int reserve() const { return reserve_; }    // pages that promotion leaves alone: R_t
+  // Sequences that the same step would have preempted without demotion, less those that it does preempt.
+  int num_avoided() const { return num_avoided_; }
 
  private:
   bool may_demote() const;
   void view(const KvManager& kv, const SequenceTable& sequences);
   void set_peaks(SeqView& view, const Sequence& sequence, int most_slots) const;
+  void count_natively(const KvBudget& budget, StepPlan& plan);
   void view_pages(const KvManager& kv, const SequenceTable& sequences);
   bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
   int most_demotions(const KvManager& kv) const;
@@ -49,7 +52,7 @@ class StepPlanner {
   RestorableScan restorable_;
   FidelityShares shares_;
   std::vector<PairId> sorted_;  // scratch
-  int shortage_ = 0, reserve_ = 0;
+  int shortage_ = 0, reserve_ = 0, num_avoided_ = 0;
 };
 
 }  // namespace ekv

@@ -29,7 +29,7 @@ class PairTwin {
       : rng_(seed), num_pages_(1 + below(14)), num_slots_(below(5)), table_(num_pages_, num_slots_) {}
 
   void operate() {
-    switch (below(10)) {
+    switch (below(11)) {
       case 0:
       case 1:
         create();
@@ -52,6 +52,9 @@ class PairTwin {
         break;
       case 8:
         end_transfer();
+        break;
+      case 9:
+        copy();
         break;
       default:
         promote();
@@ -120,6 +123,16 @@ class PairTwin {
     pair().ticket = table_.back_up(id_).ticket;
     pair().slot = true, pair().transition = Transition::backing_up;
   }
+  // To or from a slot that is not the pair's: 100 + its id.
+  void copy() {
+    if (!any(is_idle_target)) return;
+    const HostSlot slot{100 + int(id_)};
+    const bool stores = below(2) != 0;
+    const TransferJob job = stores ? table_.store(id_, slot) : table_.load(id_, slot);
+    ASSERT_EQ(job.host, int(slot));
+    pair().ticket = job.ticket;
+    pair().transition = stores ? Transition::storing : Transition::loading;
+  }
   void restore() {
     if (!any([](const NaivePair& p) {
           return p.refs > 0 && p.base && p.slot && p.transition == Transition::none;
@@ -138,7 +151,10 @@ class PairTwin {
     } else if (any([](const NaivePair& p) { return p.ticket != 0; })) {
       NaivePair& p = pair();
       const bool restored = p.transition == Transition::restoring, gone = p.refs == 0 && !restored;
-      EXPECT_EQ(table_.transfer_done(std::exchange(p.ticket, 0)).pair, gone ? kNoPair : id_);
+      const bool copied = p.transition == Transition::storing || p.transition == Transition::loading;
+      const PairTable::Done done = table_.transfer_done(std::exchange(p.ticket, 0));
+      EXPECT_EQ(done.pair, gone ? kNoPair : id_);
+      EXPECT_EQ(done.slot, copied ? HostSlot(100 + int(id_)) : kNoSlot) << "whose copy has ended";
       p.transition = restored ? Transition::restored : Transition::none;
       if (gone) model_.erase(id_);
     }
@@ -186,7 +202,7 @@ class PairTwin {
 
 TEST(PairTable, BehavesLikeANaiveModel) {
   int promoted = 0;
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < 250; ++seed) {
     SCOPED_TRACE(seed);
     PairTwin twin(seed);
     for (int op = 0; op < 1000; ++op) {

@@ -5,7 +5,8 @@
 //
 // Of a BASE pair it keeps the ids divided by kLow, of the low part what the jobs say, and copies end as late as
 // `draw_delay` says. While a copy is under way its source and target must stay as they are; pages freed by a
-// demotion are poisoned, and so is what a copy has not finished. A row that reads BASE predicts the token after
+// demotion are poisoned, and so is what a copy has not finished. Host slots hold low parts or whole pairs, and
+// remember which. A row that reads BASE predicts the token after
 // its true history all the same, because the high parts it reads match it: so tokens never depend on fidelity,
 // and a wrong byte shows.
 
@@ -61,6 +62,7 @@ class PagedBackend : public Backend {
 
   int steps = 0, max_batch = 0;
   int demoted = 0, promoted = 0, general_steps = 0, structured_steps = 0;
+  int stored = 0, loaded = 0;       // whole pairs whose copies have ended
   TokenId poison_token = -2;        // a row that would yield this token is reported as not finite
   std::function<int()> draw_delay;  // steps until a copy ends, from 0 on; null: 0
 
@@ -73,7 +75,7 @@ class PagedBackend : public Backend {
     TransferKind kind{};
     int even = -1, odd = -1, host = -1;
     int steps_left = 0;
-    std::vector<TokenId> low, high;  // what it carries; what its pages hold until it ends
+    std::vector<TokenId> low, high;  // what it carries; what its source holds until it ends
   };
 
   TokenId& cell(int page, int i) { return store_.at(size_t(page) * kBlockTokens + size_t(i)); }
@@ -82,10 +84,10 @@ class PagedBackend : public Backend {
   }
   TokenId& host(int slot, int i) { return host_.at(size_t(slot) * kPairTokens + size_t(i)); }
 
-  bool reads_page(int page) const {
-    return std::ranges::any_of(flights_, [&](const auto& f) {
-      return f.second.kind == TransferKind::backup_low && (f.second.even == page || f.second.odd == page);
-    });
+  // Pages of restores are not among them: their copies end in staging.
+  bool uses_page(int page) const {
+    return std::ranges::any_of(flights_,
+                               [&](const auto& f) { return f.second.even == page || f.second.odd == page; });
   }
   bool uses_slot(int slot) const {
     return std::ranges::any_of(flights_, [&](const auto& f) { return f.second.host == slot; });
@@ -93,13 +95,13 @@ class PagedBackend : public Backend {
 
   void write(Slot slot, TokenId token) {
     const int page = int(slot / kBlockTokens);
-    ASSERT_FALSE(reads_page(page)) << "page " << page << " is written while a copy reads it";
+    ASSERT_FALSE(uses_page(page)) << "page " << page << " is written while a copy uses it";
     base_.at(size_t(page)).clear();
     store_.at(size_t(slot)) = token;
   }
 
   void demote(const DemoteJob& job) {
-    ASSERT_FALSE(reads_page(job.even) || reads_page(job.odd)) << "demoted while a copy reads it";
+    ASSERT_FALSE(uses_page(job.even) || uses_page(job.odd)) << "demoted while a copy uses it";
     std::vector<TokenId> high, low;
     for (int i = 0; i < kPairTokens; ++i) {
       const TokenId token = cell(job.even, job.odd, i);
@@ -127,53 +129,72 @@ class PagedBackend : public Backend {
 
   void begin(const TransferJob& job) {
     Flight flight{.kind = job.kind, .even = job.even, .odd = job.odd, .host = job.host};
-    if (job.kind == TransferKind::backup_low) {
+    if (is_to_host(job.kind)) {
       for (int i = 0; i < kPairTokens; ++i) {
-        flight.high.push_back(cell(job.even, job.odd, i));
-        flight.low.push_back(flight.high.back() % kLow);
+        const TokenId token = cell(job.even, job.odd, i);
+        ASSERT_GE(token, 0) << "a pair goes to the host whose KV was never written";
+        flight.high.push_back(token);
+        flight.low.push_back(is_whole_pair(job.kind) ? token : token % kLow);
       }
     } else {
-      ASSERT_EQ(job.kind, TransferKind::restore_low);
-      flight.even = flight.odd = -1;
+      ASSERT_EQ(whole_.contains(job.host), is_whole_pair(job.kind)) << "the slot holds something else";
       for (int i = 0; i < kPairTokens; ++i) {
-        ASSERT_GE(host(job.host, i), 0) << "restored from a slot that holds nothing";
+        ASSERT_GE(host(job.host, i), 0) << "a copy from a slot that holds nothing";
         flight.low.push_back(host(job.host, i));
       }
+      if (job.kind == TransferKind::restore_low) flight.even = flight.odd = -1;
+      if (job.kind == TransferKind::load_pair) clear_target(job);
     }
     fly(job.ticket, std::move(flight));
+  }
+  void clear_target(const TransferJob& job) {
+    ASSERT_FALSE(uses_page(job.even) || uses_page(job.odd)) << "a load into a page that a copy uses";
+    base_.at(size_t(job.even)).clear(), base_.at(size_t(job.odd)).clear();
+    for (int i = 0; i < kPairTokens; ++i) cell(job.even, job.odd, i) = kPoison;
   }
 
   void fly(uint32_t ticket, Flight flight) {
     ASSERT_GT(ticket, 0u);
-    ASSERT_FALSE(uses_slot(flight.host)) << "host slot " << flight.host << " has a copy under way";
-    if (flight.kind == TransferKind::backup_low) {
+    ASSERT_FALSE(uses_slot(flight.host) && (is_to_host(flight.kind) || is_filled(flight.host)))
+        << "host slot " << flight.host << " has a copy under way";
+    if (is_to_host(flight.kind)) {
       ASSERT_FALSE(staged_.contains(flight.host)) << "a slot is reused before what it staged";
       for (int i = 0; i < kPairTokens; ++i) host(flight.host, i) = kPoison;
+      whole_.erase(flight.host);
     }
     flight.steps_left = draw_delay ? draw_delay() : 0;
     ASSERT_TRUE(flights_.emplace(ticket, std::move(flight)).second) << "a ticket is in use";
   }
+  bool is_filled(int slot) const {
+    return std::ranges::any_of(
+        flights_, [&](const auto& f) { return f.second.host == slot && is_to_host(f.second.kind); });
+  }
 
   void end_transfers() {
     for (auto it = flights_.begin(); it != flights_.end();) {
-      Flight& flight = it->second;
-      if (flight.steps_left-- > 0) {
+      if (it->second.steps_left-- > 0) {
         ++it;
         continue;
       }
-      for (int i = 0; i < kPairTokens; ++i)
-        if (flight.kind == TransferKind::restore_low) {
-          ASSERT_EQ(host(flight.host, i), flight.low[size_t(i)]) << "a slot changed under a copy";
-        } else if (flight.even >= 0) {
-          ASSERT_EQ(cell(flight.even, flight.odd, i), flight.high[size_t(i)]) << "a page changed under a copy";
-        }
-      if (flight.kind == TransferKind::restore_low)
-        staged_[flight.host] = flight.low;
-      else
-        for (int i = 0; i < kPairTokens; ++i) host(flight.host, i) = flight.low[size_t(i)];
+      land(it->second);
       output_.transfers_done.push_back(it->first);
       it = flights_.erase(it);
     }
+  }
+  void land(const Flight& flight) {
+    for (int i = 0; i < kPairTokens; ++i)
+      if (!is_to_host(flight.kind)) {
+        ASSERT_EQ(host(flight.host, i), flight.low[size_t(i)]) << "a slot changed under a copy";
+      } else if (flight.even >= 0) {
+        ASSERT_EQ(cell(flight.even, flight.odd, i), flight.high[size_t(i)]) << "a page changed under a copy";
+      }
+    if (flight.kind == TransferKind::restore_low) staged_[flight.host] = flight.low;
+    for (int i = 0; i < kPairTokens; ++i) {
+      if (is_to_host(flight.kind)) host(flight.host, i) = flight.low[size_t(i)];
+      if (flight.kind == TransferKind::load_pair) cell(flight.even, flight.odd, i) = flight.low[size_t(i)];
+    }
+    if (flight.kind == TransferKind::store_pair) whole_.insert(flight.host), ++stored;
+    loaded += flight.kind == TransferKind::load_pair;
   }
 
   // What pack_step tells of the batch, recomputed from its tables.
@@ -233,7 +254,8 @@ class PagedBackend : public Backend {
   BackendInfo info_;
   std::vector<TokenId> store_;                  // [page][token] of TARGET pages
   std::vector<std::vector<TokenId>> base_;      // [page] high parts of a pair; empty: the page is not BASE
-  std::vector<TokenId> host_;                   // [slot][token] low parts
+  std::vector<TokenId> host_;                   // [slot][token] low parts, or whole tokens
+  std::set<int> whole_;                         // slots that hold whole tokens
   std::map<int, std::vector<TokenId>> staged_;  // by host slot: restored, waiting for their promotion
   std::map<uint32_t, Flight> flights_;
   StepOutput output_;

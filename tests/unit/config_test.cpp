@@ -30,7 +30,6 @@ TEST(Config, NamesTheSettingThatMakesNoSense) {
       {"watermark", [](auto& c) { c.scheduler.watermark = std::nan(""); }},
       {"num-gpu-blocks-override", [](auto& c) { c.kv.num_pages = -1; }},
       {"kv-cache-memory-bytes", [](auto& c) { c.kv.pool_bytes = 0; }},
-      {"kv-policy", [](auto& c) { c.fidelity.policy = KvPolicy::exact_offload; }},
       {"sink-pairs", [](auto& c) { c.fidelity.sink_pairs = -1; }},
       {"recent-pairs", [](auto& c) { c.fidelity.recent_pairs = -1; }},
       {"min-demote-pairs", [](auto& c) { c.fidelity.min_demote_pairs = -1; }},

@@ -126,6 +126,7 @@ TEST(Metrics, FidelityIsToldByStateAndBySum) {
   Metrics metrics("m", config(), 10);
   const StepRecord step{.num_decode_tokens = 1,
                         .num_recomputed = 9,
+                        .num_preemptions_avoided = 2,
                         .free_pages = 3,
                         .cached_pages = 2,
                         .locked_pages = 1,
@@ -137,6 +138,12 @@ TEST(Metrics, FidelityIsToldByStateAndBySum) {
                         .promoted_pairs = 2,
                         .restores_begun = 7,
                         .backups_begun = 8,
+                        .stores_begun = 11,
+                        .loads_begun = 12,
+                        .stores_skipped = 13,
+                        .num_loading = 14,
+                        .to_host_bytes = 1 << 20,
+                        .from_host_bytes = 1 << 10,
                         .pairs_seen = 40,
                         .base_pairs_seen = 10};
   metrics.on_step(step);
@@ -153,9 +160,16 @@ TEST(Metrics, FidelityIsToldByStateAndBySum) {
                                                    {"backups_total", 16},
                                                    {"pairs_seen_total", 80},
                                                    {"base_pairs_seen_total", 20},
-                                                   {"recomputed_tokens_total", 18}};
+                                                   {"recomputed_tokens_total", 18},
+                                                   {"preemptions_avoided_total", 4},
+                                                   {"stores_total", 22},
+                                                   {"loads_total", 24},
+                                                   {"stores_skipped_total", 26},
+                                                   {"num_requests_loading", 14}};
   for (const auto& [name, count] : wanted)
     EXPECT_EQ(value(metrics, std::string("elastickv:") + name), count) << name;
+  EXPECT_EQ(value(metrics, "elastickv:host_copy_bytes_total", "direction=\"to_host\""), 2 << 20);
+  EXPECT_EQ(value(metrics, "elastickv:host_copy_bytes_total", "direction=\"from_host\""), 2 << 10);
 }
 
 }  // namespace

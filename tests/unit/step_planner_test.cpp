@@ -36,6 +36,7 @@ struct Serving {
     kv.commit(plan, sequences);
     for (SeqId id : plan.preempted) sequences.preempt(id);
     for (SeqId id : plan.admitted) sequences.admit(id);
+    for (const LoadPlan& load : plan.loads) sequences.admit(load.seq);
     pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
     charge_exposure(plan, packed, sequences);
   }
@@ -53,6 +54,7 @@ struct Serving {
     for (const DemoteJob& job : kv.jobs().demotes)
       if (job.ticket) kv.transfer_done(job.ticket);
     for (const TransferJob& job : kv.jobs().transfers) kv.transfer_done(job.ticket);
+    kv.finish_loads(sequences.running());
   }
   void step() { prepare(), finish_step(); }
   void end(Sequence& s) {
@@ -106,6 +108,32 @@ TEST(StepPlanner, DemotesByTheShortageAndPromotesBeyondTheReserve) {
   EXPECT_GT(demotions, 50);
   EXPECT_GT(full_batches, 3);
   EXPECT_GT(restores, 20);
+}
+
+// By definition: what a plan without demotion would preempt, less what the step does preempt.
+TEST(StepPlanner, AvoidedPreemptionsAreThoseOfTheSameStepWithoutDemotion) {
+  int avoided = 0, preempted = 0, both = 0;
+  for (int i = 0; i < 40; ++i) {
+    EngineConfig config = elastic_config();
+    config.scheduler.preempt_self = i % 2 != 0;
+    config.scheduler.reserve_full_prompt = false;
+    Serving serving(config, 150 + 3 * i, i % 3 ? 1000 : 10 * i);
+    for (int k = 0; k < 8; ++k) serving.add(request(200, 400 + 30 * k, 1000 * k));
+    for (int step = 0; step < 900 && !serving.sequences.empty(); ++step) {
+      std::vector<SeqView> running;
+      for (const Sequence* s : serving.sequences.running()) running.push_back(serving.kv.view(*s));
+      StepPlan native;
+      plan_step(config.scheduler, running, {}, serving.kv.budget(), native);
+      serving.prepare();
+      const int done = int(serving.plan.preempted.size()), would = int(native.preempted.size());
+      ASSERT_EQ(serving.planner.num_avoided(), std::max(0, would - done));
+      avoided += serving.planner.num_avoided(), preempted += done, both += would > 0 && done > 0;
+      serving.finish_step();
+    }
+  }
+  EXPECT_GT(avoided, 50);
+  EXPECT_GT(preempted, 5);
+  EXPECT_GT(both, 0);
 }
 
 TEST(StepPlanner, SinkAndRecentPairsStayTarget) {
@@ -232,6 +260,34 @@ TEST(StepPlanner, FidelityControlAllocatesNothingInSteadyState) {
     serving.finish_step();
   }
   EXPECT_GT(demoted, 100);
+  EXPECT_EQ(allocated, 0);
+}
+
+// A full host evicts a pair for each that becomes whole.
+TEST(StepPlanner, WritingThroughToTheHostAllocatesNothingInSteadyState) {
+  EngineConfig config = elastic_config();
+  config.fidelity.policy = KvPolicy::exact_offload;
+  Serving serving(config, 64 * 60, 300);
+  for (int i = 0; i < 64; ++i) serving.add(request(20 + i % 50, 900, 1000 * i));
+  for (int i = 0; i < 700; ++i) serving.step();
+  serving.packed.table.reserve(64 * 64);
+  ASSERT_EQ(serving.kv.host().num_used(), 300);
+  long allocated = 0;
+  size_t stored = 0;
+  for (int i = 0; i < 150; ++i) {
+    const long before = testing::num_allocations;
+    serving.prepare();
+    for (const ChunkPlan& chunk : serving.plan.chunks) {
+      Sequence& s = serving.sequences[chunk.seq];
+      s.num_computed += chunk.num_tokens;
+      serving.kv.publish(s);
+    }
+    allocated += testing::num_allocations - before;
+    for (const ChunkPlan& chunk : serving.plan.chunks) serving.sequences[chunk.seq].tokens.push_back(i);
+    for (const TransferJob& job : serving.kv.jobs().transfers) serving.kv.transfer_done(job.ticket);
+    stored += serving.kv.jobs().transfers.size();
+  }
+  EXPECT_GT(stored, 10u);
   EXPECT_EQ(allocated, 0);
 }
 

@@ -42,7 +42,11 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
       transitions_(pool_, options),
       attention_(kernels_, shape, config_.heads, threads_.size()),
       rope_(rope_inverse_frequencies(config_)),
-      info_{"cpu", shape.pages, options.num_host_slots} {
+      info_{.name = "cpu",
+            .num_pages = shape.pages,
+            .num_host_slots = options.num_host_slots,
+            .low_plane_bytes = shape.low_pair_bytes(),
+            .pair_bytes = 2 * shape.page_bytes()} {
   for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
 }
 

@@ -63,10 +63,9 @@ void CpuTransitions::promote(CpuThreads& threads, const PromoteJob& job) {
 
 void CpuTransitions::start_transfers(const StepInput& input) {
   for (const TransferJob& job : input.transfers) {
-    const bool low = job.kind == TransferKind::backup_low || job.kind == TransferKind::restore_low;
+    const bool low = !is_whole_pair(job.kind);
     EKV_CHECK(low == (holds_ == HostContent::low_planes), "host slots were made for the other kind of content");
-    const bool to_host = job.kind == TransferKind::backup_low || job.kind == TransferKind::store_pair;
-    if (to_host) {
+    if (is_to_host(job.kind)) {
       expect_arrival(job.host);
     } else {
       EKV_CHECK(content(job.host) == (low ? Content::low_plane : Content::pair),

@@ -25,6 +25,10 @@ bool is_decode(const ChunkWork& chunk) { return chunk.num_tokens == 1; }
 }  // namespace
 
 double CostModel::page_bytes() const { return target_bytes_per_token * kBlockTokens; }
+size_t CostModel::slot_bytes(HostContent content) const {
+  const double less = content == HostContent::low_planes ? base_bytes_per_token : 0;
+  return size_t(kPairTokens * (target_bytes_per_token - less));
+}
 int CostModel::pages_in(size_t pool_bytes) const { return int(double(pool_bytes) / page_bytes()); }
 
 double forward_us(const CostModel& model, int num_tokens) {

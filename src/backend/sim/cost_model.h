@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "elastickv/base.h"
+#include "elastickv/kv_jobs.h"
 
 namespace ekv {
 
@@ -66,7 +67,8 @@ struct CostModel {
 
   LinkModel to_host, from_host;
 
-  double page_bytes() const;  // a TARGET block
+  double page_bytes() const;                     // a TARGET block
+  size_t slot_bytes(HostContent content) const;  // of a pair: its low plane, or all of it
   // Pages that fit; the tail of a kernel slot is left out, as in the engines whose runs the models describe.
   int pages_in(size_t pool_bytes) const;
 };

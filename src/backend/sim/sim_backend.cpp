@@ -48,22 +48,26 @@ void measure_work(const StepInput& input, StepWork& work) {
 SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock, int num_host_slots)
     : model_(std::move(model)),
       clock_(clock),
-      info_{.name = "sim", .num_pages = num_pages, .num_host_slots = num_host_slots},
+      info_{.name = "sim",
+            .num_pages = num_pages,
+            .num_host_slots = num_host_slots,
+            .low_plane_bytes = model_.slot_bytes(HostContent::low_planes),
+            .pair_bytes = model_.slot_bytes(HostContent::whole_pairs)},
       transfers_(model_.to_host, model_.from_host) {}
 
-void SimBackend::start_transfer(const TransferJob& job) {
-  const bool low = job.kind == TransferKind::backup_low || job.kind == TransferKind::restore_low;
-  const bool to_host = job.kind == TransferKind::backup_low || job.kind == TransferKind::store_pair;
-  const double low_bytes = kPairTokens * (model_.target_bytes_per_token - model_.base_bytes_per_token);
-  transfers_.start(clock_.now_us(), to_host ? TransferDirection::to_host : TransferDirection::from_host,
-                   size_t(low ? low_bytes : 2 * model_.page_bytes()), job.ticket);
+void SimBackend::start_transfer(TransferKind kind, uint32_t ticket) {
+  transfers_.start(clock_.now_us(),
+                   is_to_host(kind) ? TransferDirection::to_host : TransferDirection::from_host,
+                   is_whole_pair(kind) ? info_.pair_bytes : info_.low_plane_bytes, ticket);
 }
 
 void SimBackend::submit(const StepInput& input) {
   jobs_.assign(input.transfers.begin(), input.transfers.end());
   waits_ = input.q_start.size() < 2 && input.demotes.empty() && input.promotes.empty() && jobs_.empty();
   for (const DemoteJob& job : input.demotes)
-    if (job.low >= 0) start_transfer({.kind = TransferKind::backup_low, .ticket = job.ticket});
+    if (job.low >= 0) start_transfer(TransferKind::backup_low, job.ticket);
+  for (const TransferJob& job : jobs_)
+    if (job.kind == TransferKind::load_pair) start_transfer(job.kind, job.ticket);
   measure_work(input, work_);
   output_.rows.clear();
   for (const SampleRow& row : input.sample_rows) output_.rows.push_back(answer(row));
@@ -73,7 +77,8 @@ const StepOutput& SimBackend::collect() {
   clock_.advance_us(std::llround(step_us(model_, work_)));
   if (const auto next_us = transfers_.next_done_us(); waits_ && next_us && *next_us > clock_.now_us())
     clock_.advance_us(*next_us - clock_.now_us());
-  for (const TransferJob& job : jobs_) start_transfer(job);
+  for (const TransferJob& job : jobs_)
+    if (job.kind != TransferKind::load_pair) start_transfer(job.kind, job.ticket);
   done_.clear();
   transfers_.take_done(clock_.now_us(), done_);
   output_.transfers_done.assign(done_.begin(), done_.end());

@@ -15,10 +15,10 @@ namespace ekv {
 void measure_work(const StepInput& input, StepWork& work);
 
 // submit() notes what the step asks for, collect() moves the clock by its price; a step with nothing in it
-// waits for the next copy to end. The low bytes of a demotion leave when the step begins, other copies after
-// its chunks; a restore is staged for a promotion of a later step. Same inputs, same times and tokens. Every
-// sampled row gets the smallest token id that is not one of its stop tokens, so that outputs have the length
-// they were asked to have; logprobs, where asked for, say that this token was certain.
+// waits for the next copy to end. The low bytes of a demotion leave and loads begin with the step, other copies
+// after its chunks; a restore is staged for a promotion of a later step. Same inputs, same times and tokens.
+// Every sampled row gets the smallest token id that is not one of its stop tokens, so that outputs have the
+// length they were asked to have; logprobs, where asked for, say that this token was certain.
 class SimBackend : public Backend {
  public:
   // `clock` outlives the backend and is the engine's clock.
@@ -32,7 +32,7 @@ class SimBackend : public Backend {
   const TransferServers& transfers() const { return transfers_; }
 
  private:
-  void start_transfer(const TransferJob& job);
+  void start_transfer(TransferKind kind, uint32_t ticket);
 
   CostModel model_;
   VirtualClock& clock_;
@@ -45,8 +45,8 @@ class SimBackend : public Backend {
   StepOutput output_;   // of the submitted step
 };
 
-// The pool has config.num_pages pages, or as many as fit in config.pool_bytes; `num_host_slots`: pairs whose
-// low bytes the host has room for.
+// The pool has config.num_pages pages, or as many as fit in config.pool_bytes; `num_host_slots`: pairs that
+// the host has room for, their low bytes or all of them.
 std::unique_ptr<SimBackend> make_sim_backend(const CostModel& model, const KvConfig& config,
                                              VirtualClock& clock, int num_host_slots = 0);
 

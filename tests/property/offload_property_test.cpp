@@ -1,0 +1,344 @@
+// Policy exact_offload end to end without a model: random settings, pools, host budgets, copy delays,
+// cancellations. The device checks every byte that it reads or copies: a page written, read or given away while
+// a copy uses it, a slot that was not filled, a pair loaded for somebody else's tokens all show as wrong
+// output. Failures name the seed.
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <random>
+
+#include "elastickv/engine.h"
+#include "support/paged_backend.h"
+
+namespace ekv {
+namespace {
+
+constexpr int kMaxLen = 448;
+
+// An invariant of the engine that breaks ends the process, and the trace with it.
+volatile unsigned current_seed = 0;
+void print_seed(int) { std::fprintf(stderr, "in seed %u\n", current_seed); }
+
+struct Listener : EngineListener {
+  void on_event(SeqEvent event) override {
+    if (event.token) tokens[event.id].push_back(*event.token);
+    if (event.finish == FinishReason::none) return;
+    ASSERT_TRUE(last.emplace(event.id, event).second) << "an event after the last one";
+    preemptions += event.stats.num_preemptions;
+    cached += event.stats.num_cached;
+  }
+  void on_step(const StepRecord& r) override {
+    stores += r.stores_begun, loads += r.loads_begun, skipped += r.stores_skipped;
+    recomputed += r.num_recomputed;
+    computed += r.num_prefill_tokens + r.num_decode_tokens;
+    loading_steps += r.num_loading > 0;
+    log.push_back({r.num_prefill_tokens, r.num_decode_tokens, r.num_running, r.num_waiting, r.num_admitted,
+                   r.num_preempted, r.free_pages, r.cached_pages, r.locked_pages, r.host_slots_used,
+                   r.stores_begun, r.loads_begun});
+    record = r;
+  }
+  std::map<SeqId, std::vector<TokenId>> tokens;
+  std::map<SeqId, SeqEvent> last;
+  StepRecord record;
+  std::vector<std::vector<int>> log;  // of every step all that is not time
+  int64_t stores = 0, loads = 0, skipped = 0, recomputed = 0, computed = 0, loading_steps = 0, preemptions = 0;
+  int64_t cached = 0;
+};
+
+std::vector<TokenId> expected(const Request& request) {
+  std::vector<TokenId> history = request.prompt, out;
+  while (int(out.size()) < request.sampling.max_tokens && int(history.size()) < kMaxLen) {
+    out.push_back(test::next_token(history));
+    history.push_back(out.back());
+  }
+  return out;
+}
+
+struct Totals {
+  int64_t stores = 0, loads = 0, skipped = 0, preemptions = 0, recomputed = 0, cancelled = 0, loading_steps = 0;
+};
+
+class RandomServing {
+ public:
+  explicit RandomServing(unsigned seed) : rng_(seed) {}
+
+  int below(int n) { return int(rng_() % unsigned(n)); }
+
+  EngineConfig draw_config() {
+    EngineConfig c;
+    if (below(3) == 0) below(2) ? apply_preset_paper015(c) : apply_preset_modern(c);
+    c.max_model_len = kMaxLen;
+    c.scheduler.max_step_seqs = 1 + below(12);
+    c.scheduler.max_step_tokens = c.scheduler.max_step_seqs + below(200);
+    c.scheduler.max_chunk_tokens = below(2) ? 0 : 1 + below(64);
+    c.scheduler.reserve_full_prompt = below(2) != 0;
+    c.scheduler.watermark = below(3) ? 0.0 : 0.01 * below(30);
+    c.scheduler.preempt_self = below(3) == 0;
+    c.scheduler.policy = below(2) ? SchedulingPolicy::fcfs : SchedulingPolicy::priority;
+    c.kv.prefix_cache = below(2) != 0;
+    c.fidelity.policy = KvPolicy::exact_offload;
+    if (below(12) == 0) c.scheduler.admission = AdmissionMode::guaranteed;
+    return c;
+  }
+
+  Request draw_request() {
+    Request r;
+    const int family = below(3), shared = below(3) ? below(250) : 0, own = 1 + below(60);
+    for (int t = 0; t < shared; ++t) r.prompt.push_back((family * 100 + t) % 900);
+    for (int t = 0; t < own; ++t) r.prompt.push_back(below(900));
+    r.sampling.max_tokens = 1 + below(130);
+    r.priority = below(3);
+    if (below(3) == 0) r.tier = KvTier::exact;
+    if (below(5) == 0) r.cache_salt = "salt";
+    return r;
+  }
+
+  void run(const EngineConfig& config, int num_pages, int num_slots, Totals& totals) {
+    ASSERT_FALSE(validate(config).has_value()) << validate(config)->message;
+    auto made = std::make_unique<test::PagedBackend>(num_pages, num_slots);
+    test::PagedBackend& device = *made;
+    const int slowest = below(6);
+    device.draw_delay = [&, slowest] { return slowest ? below(slowest + 1) : 0; };
+    Engine engine(config, std::move(made), clock_, listener_);
+    const int num_requests = 8 + below(16);
+    for (int step = 0; int(jobs_.size()) < num_requests || !engine.idle(); ++step) {
+      ASSERT_LT(step, 20000) << "requests that never end";
+      if (int(jobs_.size()) < num_requests && (engine.idle() || below(5) == 0)) submit(engine);
+      // Nobody is cancelled after the last arrival: that would hide a request that never ends by itself.
+      const bool cancels = int(jobs_.size()) < num_requests && !jobs_.empty() && below(20) == 0;
+      const SeqId gone = cancels ? std::next(jobs_.begin(), below(int(jobs_.size())))->first : SeqId{0};
+      engine.cancel(gone);
+      if (below(300) == 0) engine.reset_prefix_cache();
+      engine.step();
+      engine.check_integrity();
+      ASSERT_TRUE(gone == SeqId{0} || listener_.last.contains(gone)) << "a cancelled request lives on";
+      const StepRecord& r = listener_.record;
+      ASSERT_LE(r.host_slots_used, num_slots) << "more than the budget of the host";
+      ASSERT_LE(r.free_pages + r.cached_pages + r.locked_pages, r.total_pages);
+      ASSERT_EQ(r.base_pairs_seen, 0);
+      if (::testing::Test::HasFailure()) return;
+    }
+    check_end(engine, device, config, totals);
+  }
+
+  const Listener& listener() const { return listener_; }
+
+ private:
+  void submit(Engine& engine) {
+    Request request = draw_request();
+    Result<SeqId> id = engine.submit(request);
+    ASSERT_TRUE(bool(id)) << id.error().message;
+    jobs_.emplace(*id, std::move(request));
+  }
+
+  void check_end(Engine& engine, const test::PagedBackend& device, const EngineConfig& config, Totals& totals) {
+    ASSERT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), engine.kv().num_pages());
+    ASSERT_FALSE(device.in_flight());
+    ASSERT_EQ(listener_.stores, device.stored) << "every copy begun has ended";
+    ASSERT_EQ(listener_.loads, device.loaded);
+    ASSERT_TRUE(config.scheduler.admission == AdmissionMode::native || listener_.preemptions == 0);
+    for (const auto& [id, request] : jobs_) {
+      SCOPED_TRACE("request " + std::to_string(uint64_t(id)));
+      const std::vector<TokenId> want = expected(request);
+      std::vector<TokenId>& got = listener_.tokens[id];
+      if (listener_.last.at(id).finish == FinishReason::cancelled) {
+        ASSERT_LE(got.size(), want.size());
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), want.begin()));
+        ++totals.cancelled;
+      } else {
+        ASSERT_EQ(listener_.last.at(id).finish, FinishReason::length);
+        ASSERT_EQ(got, want);
+      }
+    }
+    totals.stores += listener_.stores, totals.loads += listener_.loads, totals.skipped += listener_.skipped;
+    totals.preemptions += listener_.preemptions, totals.recomputed += listener_.recomputed;
+    totals.loading_steps += listener_.loading_steps;
+  }
+
+  std::mt19937 rng_;
+  SteadyClock clock_;
+  Listener listener_;
+  std::map<SeqId, Request> jobs_;
+};
+
+TEST(Offload, EverythingHoldsUnderAnySettings) {
+  Totals totals;
+  std::signal(SIGABRT, print_seed);
+  for (unsigned seed = 1; seed <= 1500; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    current_seed = seed;
+    RandomServing run(seed);
+    const EngineConfig config = run.draw_config();
+    const int slots = run.below(3) ? 50 + run.below(300) : run.below(30);
+    run.run(config, 28 + run.below(60), slots, totals);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(totals.stores, 10000);
+  EXPECT_GT(totals.loads, 5000);
+  EXPECT_GT(totals.skipped, 1000);
+  EXPECT_GT(totals.preemptions, 1000);
+  EXPECT_GT(totals.recomputed, 10000);
+  EXPECT_GT(totals.cancelled, 500);
+  EXPECT_GT(totals.loading_steps, 1000);
+  std::printf("stores %ld loads %ld skipped %ld preempted %ld recomputed %ld loading steps %ld\n",
+              long(totals.stores), long(totals.loads), long(totals.skipped), long(totals.preemptions),
+              long(totals.recomputed), long(totals.loading_steps));
+}
+
+TEST(Offload, SameRequestsSameSteps) {
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Totals totals;
+    RandomServing first(seed), second(seed);
+    for (RandomServing* run : {&first, &second}) {
+      const EngineConfig config = run->draw_config();
+      run->run(config, 28 + run->below(60), 200, totals);
+    }
+    ASSERT_EQ(first.listener().log, second.listener().log);
+  }
+}
+
+struct Served {
+  Listener listener;
+  int num_loading_turns = 0;
+};
+
+// Requests of the same lengths, all at once, in less than the pages that they need.
+Served serve(KvPolicy policy, int num_slots, int num_pages, int count, int prompt, int output,
+             void (*preset)(EngineConfig&), std::function<int()> delay = nullptr) {
+  EngineConfig config;
+  preset(config);
+  config.max_model_len = kMaxLen;
+  config.scheduler.max_step_tokens = 256;
+  config.fidelity.policy = policy;
+  SteadyClock clock;
+  Served served;
+  auto device = std::make_unique<test::PagedBackend>(num_pages, num_slots);
+  device->draw_delay = std::move(delay);
+  Engine engine(config, std::move(device), clock, served.listener);
+  for (int i = 0; i < count; ++i) {
+    Request r{.prompt = std::vector<TokenId>(size_t(prompt), 10 + i), .sampling = {.max_tokens = output}};
+    EXPECT_TRUE(bool(engine.submit(std::move(r))));
+  }
+  for (int step = 0; !engine.idle() && step < 100000; ++step) engine.step(), engine.check_integrity();
+  EXPECT_EQ(served.listener.last.size(), size_t(count)) << "somebody waits for ever";
+  return served;
+}
+
+// Twelve conversations in three quarters of the pages that they need.
+TEST(Offload, ResumingIsACopyWhereTargetOnlyComputesAgain) {
+  for (const auto preset : {&apply_preset_paper015, &apply_preset_modern}) {
+    const Listener exact = serve(KvPolicy::target_only, 0, 225, 12, 200, 201, preset).listener;
+    const Listener offload = serve(KvPolicy::exact_offload, 400, 225, 12, 200, 201, preset).listener;
+    EXPECT_GT(exact.preemptions, 0);
+    EXPECT_GT(offload.preemptions, 0);
+    EXPECT_GT(offload.loads, 0);
+    EXPECT_GT(exact.recomputed, 100 * exact.preemptions);
+    // What is not on the host yet is less than the last pair, and one that is on its way.
+    EXPECT_LT(offload.recomputed, 3 * kPairTokens * offload.preemptions);
+    EXPECT_EQ(offload.tokens, exact.tokens);
+    EXPECT_EQ(exact.computed - exact.recomputed, offload.computed - offload.recomputed) << "each token once";
+  }
+}
+
+// Without host memory the policy is target_only, step by step.
+TEST(Offload, WithoutHostMemoryNothingDiffersFromTargetOnly) {
+  for (const auto preset : {&apply_preset_paper015, &apply_preset_modern}) {
+    const Listener exact = serve(KvPolicy::target_only, 0, 225, 12, 200, 201, preset).listener;
+    EXPECT_EQ(serve(KvPolicy::exact_offload, 0, 225, 12, 200, 201, preset).listener.log, exact.log);
+  }
+}
+
+// Two loaded sequences, each with pages and in need of one more, and nothing else that runs: the one before
+// gets those of the one behind it. Copies are slow, so that loads overlap with everything.
+TEST(Offload, LoadedSequencesDoNotBlockEachOther) {
+  for (const auto preset : {&apply_preset_paper015, &apply_preset_modern})
+    for (int pages = 26; pages <= 64; ++pages)
+      for (int slowest : {0, 7}) {
+        SCOPED_TRACE(std::to_string(pages) + " pages, copies take up to " + std::to_string(slowest) + " steps");
+        int n = 0;
+        const auto delay = [n, slowest]() mutable { return slowest ? n++ % (slowest + 1) : 0; };
+        const Served served = serve(KvPolicy::exact_offload, 200, pages, 5, 180, 220, preset, delay);
+        ASSERT_GT(served.listener.loads, 0);
+      }
+}
+
+// The host forgets what it must and no more: a working set of three times the pool goes out and comes back, and
+// every answer is that of the first time.
+TEST(Offload, AWorkingSetLargerThanThePoolComesBackUnchanged) {
+  EngineConfig config;
+  apply_preset_modern(config);
+  config.max_model_len = kMaxLen;
+  config.scheduler.max_step_tokens = 300;
+  config.fidelity.policy = KvPolicy::exact_offload;
+  SteadyClock clock;
+  Listener listener;
+  constexpr int kPrompts = 24, kRounds = 20, kPages = 24 * 20 / 3;
+  auto made = std::make_unique<test::PagedBackend>(kPages, kPrompts * 12);
+  std::mt19937 rng(7);
+  made->draw_delay = [&] { return int(rng() % 4); };
+  Engine engine(config, std::move(made), clock, listener);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::pair<SeqId, Request>> asked;
+    for (int i = 0; i < kPrompts; ++i) {
+      Request r{.prompt = {}, .sampling = {.max_tokens = 8}};
+      for (int t = 0; t < 310; ++t) r.prompt.push_back((i * 37 + t * (1 + i % 3)) % 900);
+      asked.emplace_back(*engine.submit(r), r);
+    }
+    while (!engine.idle()) {
+      engine.step(), engine.check_integrity();
+    }
+    for (const auto& [id, request] : asked)
+      ASSERT_EQ(listener.tokens[id], expected(request)) << "round " << round;
+  }
+  EXPECT_GT(listener.loads, (kRounds - 1) * kPrompts * 5) << "most of each round comes from the host";
+  EXPECT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), kPages);
+}
+
+// SCH-1: what can never fit is refused at once; what fits alone runs, whatever the host holds.
+TEST(Offload, OnlyWhatCanNeverFitIsRefused) {
+  EngineConfig config;
+  apply_preset_modern(config);
+  config.max_model_len = 2048;
+  config.fidelity.policy = KvPolicy::exact_offload;
+  SteadyClock clock;
+  Listener listener;
+  Engine engine(config, std::make_unique<test::PagedBackend>(50, 500), clock, listener);
+  const auto ask = [&](int prompt, int output) {
+    return engine.submit(
+        {.prompt = std::vector<TokenId>(size_t(prompt), prompt % 900), .sampling = {.max_tokens = output}});
+  };
+  EXPECT_FALSE(ask(1000, 10));
+  const Result<SeqId> large = ask(700, 101);
+  ASSERT_TRUE(bool(large)) << large.error().message;
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(bool(ask(20 + i, 10)));
+  for (int step = 0; step < 2000 && !engine.idle(); ++step) engine.step();
+  EXPECT_EQ(listener.last.size(), 6u);
+  for (const auto& [id, event] : listener.last) EXPECT_EQ(event.finish, FinishReason::length);
+}
+
+// PFX-5: what a failed chunk computed never reaches the host.
+TEST(Offload, WhatAFailedRequestComputedIsNotStored) {
+  EngineConfig config;
+  apply_preset_modern(config);
+  config.max_model_len = kMaxLen;
+  config.fidelity.policy = KvPolicy::exact_offload;
+  SteadyClock clock;
+  Listener listener;
+  auto made = std::make_unique<test::PagedBackend>(50, 100);
+  test::PagedBackend& device = *made;
+  Engine engine(config, std::move(made), clock, listener);
+  Request r{.prompt = std::vector<TokenId>(100, 3), .sampling = {.max_tokens = 1}};
+  device.poison_token = test::next_token(r.prompt);
+  const SeqId id = *engine.submit(r);
+  while (!engine.idle()) engine.step();
+  EXPECT_EQ(listener.last.at(id).finish, FinishReason::error);
+  EXPECT_EQ(listener.stores, 0);
+  EXPECT_EQ(engine.kv().host().num_used(), 0);
+}
+
+}  // namespace
+}  // namespace ekv
