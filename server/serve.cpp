@@ -242,12 +242,12 @@ int serve(const ServeFlags& flags) {
     return 1;
   }
   const sigset_t signals = block_signals();
-  Result<std::unique_ptr<Backend>> backend = make_cpu_backend(
-      loaded->model, loaded->engine,
-      {.threads = flags.threads,
-       .base_fill = flags.base_fill,
-       .num_host_slots = host_slots(*loaded),
-       .host_content = host_content(loaded->engine.fidelity.policy)});
+  Result<std::unique_ptr<Backend>> backend =
+      make_cpu_backend(loaded->model, loaded->engine,
+                       {.threads = flags.threads,
+                        .base_fill = flags.base_fill,
+                        .num_host_slots = host_slots(*loaded),
+                        .host_content = host_content(loaded->engine.fidelity.policy)});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

@@ -47,8 +47,8 @@ class KvManager {
 
   // In this order: promoted pairs become TARGET; preempted sequences give up their pages; admitted ones and
   // those that load take their cached prefix, all of them before any page is allocated, because allocation may
-  // evict; demoted pairs become BASE; every chunk gets the pages it writes; loads get theirs and begin;
-  // restores likewise; backups begin. num_computed of an admitted sequence becomes its chunk's first_pos, that
+  // evict; demoted pairs become BASE; every chunk gets the pages it writes, loads and restores get theirs and
+  // begin, as backups do. num_computed of an admitted sequence becomes its chunk's first_pos, that
   // of one that loads the end of what it loads. The plan must fit the budget it was made with, and views and
   // budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
   //
@@ -145,14 +145,16 @@ template <class Visit>
 void KvManager::for_each_hit(const Sequence& sequence, Visit visit) const {
   if (!config_.prefix_cache || !sequence.may_use_prefix_cache()) return;
   const int most = (sequence.num_tokens() - 1) / kPairTokens;  // the last token's logits must be computed
+  const int recent = sequence.num_tokens() / kPairTokens - fidelity_.recent_pairs;  // from here on all TARGET
   const CachedPair* entry = nullptr;
   int num_base = 0;
   for (int i = 0; i < most; ++i) {
     entry = find_child(entry, sequence, i);
     if (!entry) return;
     // With the pair that the sequence computes next, no more than its share may be BASE.
-    num_base += pairs_.is_base(entry->pair);
-    if (num_base > int(sequence.base_cap() * (i + 2))) return;
+    const bool is_base = pairs_.is_base(entry->pair);
+    num_base += is_base;
+    if ((is_base && i >= recent) || num_base > int(sequence.base_cap() * (i + 2))) return;
     visit(*entry);
   }
 }

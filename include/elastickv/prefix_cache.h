@@ -18,6 +18,9 @@ struct CachedPair : ChainLink<CachedPair> {
   int idle_pages = 0;     // what it adds to num_idle_pages(), and to num_idle_slots()
   bool idle_slot = false, idle_base = false;
   std::pmr::list<CachedPair>::iterator self;  // its place in one of the cache's two lists
+  std::pmr::list<CachedPair*>::iterator to_shrink;
+  bool may_shrink = false;  // has such a place
+  int num_below = 0;        // entries that became idle with it, and stand below it in its chain
 };
 
 // Who uses an entry uses its ancestors, and lets go of it before them. So users never grow from parent to
@@ -29,8 +32,9 @@ struct CachedPair : ChainLink<CachedPair> {
 // Not thread-safe; engine thread only.
 class PrefixCache {
  public:
-  // `pairs` outlives the cache. Tests bring a hash that collides.
-  explicit PrefixCache(PairTable& pairs, PairHash hash = hash_pair);
+  // `pairs` outlives the cache. Tests bring a hash that collides. The last `num_recent` pairs that a sequence
+  // leaves behind are not for shrinking: they would be recent for whoever goes on there.
+  explicit PrefixCache(PairTable& pairs, PairHash hash = hash_pair, int num_recent = 0);
   ~PrefixCache();  // gives back the pairs of all entries
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -54,8 +58,9 @@ class PrefixCache {
   int num_idle_entries() const { return int(idle_.size()); }
   void refresh(CachedPair& entry);  // its pair changed fidelity, or a transition began or ended
   bool evict_one();                 // forgets the least recently used idle entry; false: there is none
-  // For whoever would rather shrink than forget: the least recently used idle entry that was not given out
-  // since it became idle, or null. O(1).
+  // For whoever would rather shrink than forget: an idle entry that was not given out since it became idle, or
+  // null. The least recently used chain first, and its beginning before its end, so that what shrinks is one
+  // run that grows from the sink. O(1).
   CachedPair* next_to_shrink();
   int num_idle_whole() const { return num_idle_whole_; }  // idle entries whose eviction frees two pages
   void clear();                                           // forgets every entry without users
@@ -65,18 +70,16 @@ class PrefixCache {
 
  private:
   void check_entry(const CachedPair& entry) const;
-  void joins_idle() {
-    if (shrink_ == idle_.end()) shrink_ = std::prev(idle_.end());
-  }
-  void leaves_idle(const CachedPair& entry) {
-    if (shrink_ == entry.self) ++shrink_;
-  }
+  void joins_idle(CachedPair& entry);
+  void leaves_idle(CachedPair& entry);
 
   PairTable& pairs_;
   int num_idle_pages_ = 0, num_idle_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
   std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
   std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
-  std::pmr::list<CachedPair>::iterator shrink_;    // in idle_: those before it were given out or passed over
+  std::pmr::list<CachedPair*> to_shrink_;
+  CachedPair* last_idle_ = nullptr;  // the last to become idle, while it is
+  int num_recent_;
   ChainIndex<CachedPair> index_;
 };
 

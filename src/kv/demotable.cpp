@@ -17,11 +17,13 @@ int old_end(const KvManager& kv, const Sequence& s) {
 
 }  // namespace
 
-void DemotableScan::scan(const KvManager& kv, std::span<Sequence* const> running) {
+void DemotableScan::scan(const KvManager& kv, std::span<Sequence* const> running,
+                         std::span<const PairId> kept) {
   ++scan_;
   sources_.clear(), starts_.clear(), pairs_.clear();
   marks_.resize(size_t(kv.num_pages()));
   for (const Sequence* s : running) count_permits(kv, *s);
+  for (PairId pair : kept) mark(pair).permits = kNotNow;
   for (const Sequence* s : running) {
     list_own(kv, *s);
     list_shared(kv, *s);
@@ -50,7 +52,7 @@ void DemotableScan::list_own(const KvManager& kv, const Sequence& s) {
   const int end = old_end(kv, s);
   for (int i = std::max(f.sink_pairs, kv.num_shared(s.blocks)); i < end && room > 0; ++i) {
     const PairId pair = s.blocks.pairs[size_t(i)];
-    if (!pairs.may_demote(pair, needs_backing)) continue;
+    if (!pairs.may_demote(pair, needs_backing) || mark(pair).permits == kNotNow) continue;
     pairs_.push_back(pair);
     --room;
   }
@@ -68,7 +70,7 @@ void DemotableScan::list_shared(const KvManager& kv, const Sequence& s) {
     const int users = pairs[pair].num_users();
     Mark& m = mark(pair);
     if (m.permits != users || !pairs.may_demote(pair, needs_backing)) continue;
-    m.permits = -1;
+    m.permits = kNotNow;
     if (users != sharers) {
       if (sharers > 0) close_source();
       open_source(kv, s, sharers = users);

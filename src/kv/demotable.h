@@ -1,6 +1,7 @@
 #pragma once
 // demotable.h -- which pairs may change fidelity now. Read-only: one walk over the tables of running sequences.
 
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace ekv {
 // that it grows from there backwards and stays one run.
 class DemotableScan {
  public:
-  // `running` in the order of the queue. Replaces what was found before.
-  void scan(const KvManager& kv, std::span<Sequence* const> running);
+  // `running` in the order of the queue; `kept` pairs are left out. Replaces what was found before.
+  void scan(const KvManager& kv, std::span<Sequence* const> running, std::span<const PairId> kept = {});
 
   std::span<const FidelitySource> sources() const { return sources_; }
   std::span<const PairId> candidates(size_t source) const {
@@ -25,9 +26,10 @@ class DemotableScan {
   }
 
  private:
+  static constexpr int kNotNow = std::numeric_limits<int>::min();
   struct Mark {
     uint32_t scan = 0;
-    int permits = 0;  // sequences that let the pair go; -1: listed already
+    int permits = 0;  // sequences that let the pair go; kNotNow: listed already, or kept
   };
   Mark& mark(PairId pair);
   void count_permits(const KvManager& kv, const Sequence& sequence);

@@ -17,7 +17,7 @@ KvManager::KvManager(const KvConfig& config, int num_pages, const FidelityConfig
     : config_(config),
       fidelity_(fidelity),
       pairs_(num_pages, offloads(fidelity) ? 0 : num_host_slots),
-      cache_(pairs_),
+      cache_(pairs_, hash_pair, fidelity.recent_pairs),
       host_(offloads(fidelity) ? num_host_slots : 0) {}
 
 KvBudget KvManager::budget() const {

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 namespace ekv {
 
-PrefixCache::PrefixCache(PairTable& pairs, PairHash hash)
-    : pairs_(pairs), used_(&memory_), idle_(&memory_), shrink_(idle_.end()), index_(hash, &memory_) {}
+PrefixCache::PrefixCache(PairTable& pairs, PairHash hash, int num_recent)
+    : pairs_(pairs),
+      used_(&memory_),
+      idle_(&memory_),
+      to_shrink_(&memory_),
+      num_recent_(num_recent),
+      index_(hash, &memory_) {}
 
 PrefixCache::~PrefixCache() {
   for (const auto* list : {&used_, &idle_})
@@ -22,9 +28,9 @@ CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tok
   EKV_CHECK(!parent || !parent->tainted || pairs_[pair].tainted, "what follows tainted KV is tainted");
   CachedPair& entry = idle_.emplace_back();
   entry.self = std::prev(idle_.end());
-  joins_idle();
   entry.pair = pair;
   index_.insert(entry, parent, tokens, salt, pairs_[pair].tainted);
+  joins_idle(entry);
   pairs_.retain(pair);
   pairs_.set_cached(pair, &entry);
   refresh(entry);
@@ -45,9 +51,27 @@ void PrefixCache::unpin(CachedPair& entry) {
   EKV_CHECK(entry.users > 0, "an entry is unpinned once per pin");
   if (--entry.users == 0) {
     idle_.splice(idle_.end(), used_, entry.self);
-    joins_idle();
+    joins_idle(entry);
   }
   refresh(entry);
+}
+
+// A sequence lets go of its pairs from the last to the first: whose child has just become idle belongs before
+// it.
+void PrefixCache::joins_idle(CachedPair& entry) {
+  const bool continues = last_idle_ && last_idle_->parent == &entry;
+  entry.num_below = continues ? last_idle_->num_below + 1 : 0;
+  if (entry.num_below >= num_recent_) {
+    const bool before = continues && last_idle_->may_shrink;
+    entry.to_shrink = to_shrink_.insert(before ? last_idle_->to_shrink : to_shrink_.end(), &entry);
+    entry.may_shrink = true;
+  }
+  last_idle_ = &entry;
+}
+
+void PrefixCache::leaves_idle(CachedPair& entry) {
+  if (std::exchange(entry.may_shrink, false)) to_shrink_.erase(entry.to_shrink);
+  if (last_idle_ == &entry) last_idle_ = nullptr;
 }
 
 void PrefixCache::refresh(CachedPair& entry) {
@@ -80,7 +104,13 @@ bool PrefixCache::evict_one() {
   return true;
 }
 
-CachedPair* PrefixCache::next_to_shrink() { return shrink_ == idle_.end() ? nullptr : &*shrink_++; }
+CachedPair* PrefixCache::next_to_shrink() {
+  if (to_shrink_.empty()) return nullptr;
+  CachedPair* entry = to_shrink_.front();
+  entry->may_shrink = false;
+  to_shrink_.pop_front();
+  return entry;
+}
 
 void PrefixCache::clear() {
   while (evict_one()) {

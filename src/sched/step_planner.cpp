@@ -18,23 +18,24 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
     view_pages(kv, sequences);
     if (may_demote()) {
       count_natively(budget, plan);
-      demotable_.scan(kv, sequences.running());
-      count_candidates();
       budget.max_demotions = most_demotions(kv);
+      keep_hits_of_capped(kv, sequences);
+      count_candidates(kv, sequences);
     }
     demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
-    demote(demand, budget, plan);
-    if (breaks_a_cap(kv, sequences, plan)) {
+    if (!plan.preempted.empty() && !kept_.empty()) {  // those who run come before those who would join them
+      kept_.clear();
+      count_candidates(kv, sequences);
       demand = plan_step(config_.scheduler, running_, {}, budget, plan);
-      demote(demand, budget, plan);
     }
+    demote(demand, budget, plan);
     num_avoided_ = std::max(0, num_avoided_ - int(plan.preempted.size()));
   }
   shortage_ = std::max(0, demand.pages - budget.free_pages);
   const int surplus = int(plan.demotes.size()) - shortage_;
   reserve_ = running_.empty() ? 0 : std::max(0, reserve_ - config_.fidelity.reserve_decay) + surplus;
   plan.promotes.assign(kv.restored().begin(), kv.restored().end());
-  promote(kv, sequences, promotable(kv, demand, budget, plan), plan);
+  promote(kv, sequences, demand, budget, plan);
   back_up(kv, sequences, plan);
 }
 
@@ -121,27 +122,22 @@ int StepPlanner::most_demotions(const KvManager& kv) const {
   return needs_slots ? std::min(room, kv.num_free_slots()) : room;
 }
 
-// Sources stand in the order of the running sequences.
-void StepPlanner::count_candidates() {
-  auto view = running_.begin();
+void StepPlanner::count_candidates(const KvManager& kv, const SequenceTable& sequences) {
+  demotable_.scan(kv, sequences.running(), kept_);
+  for (SeqView& view : running_) view.num_demotable = 0;
+  auto view = running_.begin();  // sources stand in the order of the running sequences
   for (const FidelitySource& source : demotable_.sources()) {
     while (view->id != source.seq) ++view;
     view->num_demotable += source.num_candidates;
   }
 }
 
-// A sequence with a cap may not find more BASE pairs than it was admitted with: of the pairs it is about to
-// share none may be demoted in the same step. Then nobody is admitted in this step.
-bool StepPlanner::breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan) {
-  if (plan.demotes.empty() || plan.admitted.empty()) return false;
-  sorted_.assign(plan.demotes.begin(), plan.demotes.end());
-  std::ranges::sort(sorted_);
-  bool broken = false;
-  for (const Sequence* s : sequences.waiting().first(plan.admitted.size()))
-    if (s->base_cap() < 1)
-      kv.for_each_hit(
-          *s, [&](const CachedPair& entry) { broken |= std::ranges::binary_search(sorted_, entry.pair); });
-  return broken;
+// A sequence with a cap may not find more BASE pairs than it was viewed with: what it is about to share stays
+// as it is in this step.
+void StepPlanner::keep_hits_of_capped(const KvManager& kv, const SequenceTable& sequences) {
+  kept_.clear();
+  for (const Sequence* s : sequences.waiting().first(waiting_.size()))
+    if (s->base_cap() < 1) kv.for_each_hit(*s, [&](const CachedPair& entry) { kept_.push_back(entry.pair); });
 }
 
 void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan) {
@@ -174,11 +170,10 @@ void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepP
 
 // P_t of the paper, less headroom for growth, and what guaranteed admission has promised.
 int StepPlanner::promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget,
-                            const StepPlan& plan) const {
+                            const StepPlan& plan, bool anybody_waits) const {
   const FidelityConfig& f = config_.fidelity;
   if (f.policy != KvPolicy::elastic || f.promotion == PromotionMode::none || f.demotion == DemotionMode::eager)
     return 0;
-  const bool anybody_waits = plan.admitted.size() < waiting_.size() || !plan.preempted.empty();
   if (kv.num_live_base() == 0 || anybody_waits || demand.page_bound) return 0;
   int pages = budget.free_pages - demand.pages + int(plan.demotes.size());
   const int num_running = int(running_.size() + plan.admitted.size());
@@ -192,7 +187,12 @@ int StepPlanner::promotable(const KvManager& kv, const PageDemand& demand, const
   return std::max(0, std::min(pages, f.max_restores - kv.pairs().num_restoring()));
 }
 
-void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, int at_most, StepPlan& plan) {
+void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, const PageDemand& demand,
+                          const KvBudget& budget, StepPlan& plan) {
+  // Not only those that were viewed: whoever waits for a place in the batch will want pages soon.
+  const size_t num_leaving = plan.admitted.size() + plan.loads.size();
+  const bool anybody_waits = num_leaving < sequences.waiting().size() || !plan.preempted.empty();
+  const int at_most = promotable(kv, demand, budget, plan, anybody_waits);
   if (at_most > 0) restorable_.scan(kv, sequences.running(), at_most, plan.restores);
 }
 

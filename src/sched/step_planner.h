@@ -38,12 +38,13 @@ class StepPlanner {
   void view_pages(const KvManager& kv, const SequenceTable& sequences);
   bool wants_candidates(const PageDemand& demand, const KvBudget& budget) const;
   int most_demotions(const KvManager& kv) const;
-  void count_candidates();
-  bool breaks_a_cap(const KvManager& kv, const SequenceTable& sequences, const StepPlan& plan);
+  void keep_hits_of_capped(const KvManager& kv, const SequenceTable& sequences);
+  void count_candidates(const KvManager& kv, const SequenceTable& sequences);
   void demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan);
-  int promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget,
-                 const StepPlan& plan) const;
-  void promote(const KvManager& kv, const SequenceTable& sequences, int at_most, StepPlan& plan);
+  int promotable(const KvManager& kv, const PageDemand& demand, const KvBudget& budget, const StepPlan& plan,
+                 bool anybody_waits) const;
+  void promote(const KvManager& kv, const SequenceTable& sequences, const PageDemand& demand,
+               const KvBudget& budget, StepPlan& plan);
   void back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
 
   EngineConfig config_;
@@ -51,7 +52,7 @@ class StepPlanner {
   DemotableScan demotable_;
   RestorableScan restorable_;
   FidelityShares shares_;
-  std::vector<PairId> sorted_;  // scratch
+  std::vector<PairId> kept_;  // not to be demoted in this step
   int shortage_ = 0, reserve_ = 0, num_avoided_ = 0;
 };
 

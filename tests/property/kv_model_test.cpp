@@ -250,6 +250,8 @@ class NaiveKv {
     for (int pair = 0; (pair + 1) * kPairTokens < s.num_tokens(); ++pair) {
       const auto entry = cache_.find(name_of(s, pair));
       if (entry == cache_.end()) break;
+      const bool recent = pair >= s.num_tokens() / kPairTokens - FidelityConfig().recent_pairs;
+      if (recent && entry->second.base) break;
       hit.num_tokens += kPairTokens;
       hit.num_free_pages += entry->second.users.empty() ? entry->second.releasable() : 0;
     }

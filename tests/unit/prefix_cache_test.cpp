@@ -232,13 +232,49 @@ TEST(PrefixCache, ChainsOfCleanAndTaintedKvAreApart) {
   EXPECT_DEATH(f.cache.insert(&tainted, a, "", f.new_pair()), "what follows tainted KV is tainted");
 }
 
+// The chain left first shrinks first, from its beginning to what was recent at its end; eviction goes the other
+// way. What a second sequence still uses joins when that one leaves.
+TEST(PrefixCache, ChainsShrinkFromTheirBeginning) {
+  PairTable table(64, 0);
+  PrefixCache cache(table, hash_pair, 2);
+  std::vector<std::vector<CachedPair*>> chains(3);  // the second shares two pairs with the first
+  for (int c = 0; c < 3; ++c)
+    for (int i = 0; i < 5; ++i) {
+      CachedPair* parent = i ? chains[size_t(c)].back() : nullptr;
+      CachedPair* entry = cache.find(parent, pair_of(1000 * (i < 2 && c == 1 ? 0 : c) + 100 * i), "");
+      if (!entry) {
+        const PairId pair = table.create(*table.acquire_page());
+        table.set_odd(pair, *table.acquire_page());
+        entry = &cache.insert(parent, pair_of(1000 * c + 100 * i), "", pair);
+        table.release(pair);
+      }
+      cache.pin(*entry);
+      table.retain(entry->pair);
+      chains[size_t(c)].push_back(entry);
+    }
+  ASSERT_EQ(chains[0][1], chains[1][1]);
+  const auto leave = [&](int c) {
+    for (size_t i = 5; i-- > 0;) table.release(chains[size_t(c)][i]->pair), cache.unpin(*chains[size_t(c)][i]);
+  };
+  leave(0), leave(2), leave(1);
+  cache.check_integrity();
+  for (CachedPair* expected : {chains[0][2], chains[2][0], chains[2][1], chains[2][2], chains[1][0]})
+    EXPECT_EQ(cache.next_to_shrink(), expected);
+  cache.pin(*chains[1][0]), cache.unpin(*chains[1][0]);  // used again: the latest now, and an end of its own
+  EXPECT_EQ(cache.next_to_shrink(), chains[1][1]);
+  EXPECT_EQ(cache.next_to_shrink(), chains[1][2]);
+  EXPECT_EQ(cache.next_to_shrink(), nullptr);
+  cache.clear();
+  EXPECT_EQ(table.num_free_pages(), 64);
+}
+
 // A demoted idle pair frees one page by its eviction, one with a transfer that reads its pages none.
 TEST(PrefixCache, IdlePagesFollowTheStateOfThePairs) {
   Fixture f(64);
   const auto chain = f.use({pair_of(0), pair_of(100)});
   f.leave(chain);
   EXPECT_EQ(f.cache.num_idle_pages(), 4);
-  EXPECT_EQ(f.cache.next_to_shrink(), chain[1]);
+  EXPECT_EQ(f.cache.next_to_shrink(), chain[0]);
   const DemoteJob job = f.table.demote(chain[1]->pair, true);
   f.cache.refresh(*chain[1]);
   EXPECT_EQ(f.cache.num_idle_pages(), 3);
@@ -250,7 +286,7 @@ TEST(PrefixCache, IdlePagesFollowTheStateOfThePairs) {
   f.cache.refresh(*chain[1]);
   EXPECT_EQ(f.cache.num_idle_pages(), 2);
   f.cache.check_integrity();
-  EXPECT_EQ(f.cache.next_to_shrink(), chain[0]);
+  EXPECT_EQ(f.cache.next_to_shrink(), chain[1]);
   EXPECT_EQ(f.cache.next_to_shrink(), nullptr);
   const int free = f.table.num_free_pages();
   EXPECT_TRUE(f.cache.evict_one());  // forgotten, but its pages wait for the transfer

@@ -173,6 +173,52 @@ TEST(StepPlanner, NobodyIsPromotedWhileAnybodyWaits) {
   }
 }
 
+// Whoever waits for a place in the batch waits too.
+TEST(StepPlanner, NobodyIsPromotedWhileTheBatchIsFullAndSomebodyWaits) {
+  EngineConfig config = elastic_config();
+  config.kv.prefix_cache = false;
+  config.fidelity.promotion = PromotionMode::eager;
+  config.scheduler.max_step_seqs = 2;
+  Serving serving(config, 60, 1000);
+  serving.add(request(480, 300, 0));
+  serving.step();
+  Sequence& second = serving.add(request(500, 300, 5000));
+  serving.step(), serving.step();
+  ASSERT_GT(serving.kv.pairs().num_base(), 0);
+  serving.end(second);
+  serving.add(request(40, 300, 7000)), serving.add(request(40, 10, 9000));
+  serving.step();
+  ASSERT_EQ(serving.sequences.running().size(), 2u);
+  for (int i = 0; i < 5; ++i) {
+    serving.step();
+    EXPECT_TRUE(serving.plan.restores.empty());
+  }
+  serving.end(*serving.sequences.waiting().front());
+  serving.step();
+  EXPECT_FALSE(serving.plan.restores.empty());
+}
+
+// The oldest pairs of the one that runs are those that the newcomer shares and must find as they are: younger
+// ones are demoted for it, and nobody behind it waits for ever.
+TEST(StepPlanner, AnExactRequestIsAdmittedBesideTheSharerOfItsPrefix) {
+  for (const KvTier tier : {KvTier::exact, KvTier::elastic}) {
+    Serving serving(elastic_config(), 60, 1000);
+    serving.add(request(40 * kPairTokens / 2 + 320, 300, 0));  // 960 tokens, 60 pages
+    serving.sequences.waiting().front()->request.prompt.resize(900);
+    serving.sequences.waiting().front()->tokens.resize(900);
+    serving.step();
+    Request shares = request(320, 10, 0);  // ten pairs are cached, nine may be hit
+    for (int i = 0; i < 100; ++i) shares.prompt.push_back(50000 + i);
+    shares.tier = tier;
+    Sequence& newcomer = serving.add(shares);
+    for (int i = 0; i < 5 && newcomer.state == SeqState::waiting; ++i) serving.step();
+    ASSERT_EQ(newcomer.state, SeqState::running) << int(tier);
+    EXPECT_GT(serving.kv.pairs().num_base(), 0);
+    for (PairId pair : newcomer.blocks.pairs)
+      EXPECT_FALSE(tier == KvTier::exact && serving.kv.pairs().is_base(pair));
+  }
+}
+
 // A cold prefix keeps all of its content in half of its pages before any of it is forgotten.
 TEST(StepPlanner, CachedPairsAreDemotedBeforeTheyAreForgotten) {
   Serving serving(elastic_config(), 60, 1000);
@@ -185,6 +231,11 @@ TEST(StepPlanner, CachedPairsAreDemotedBeforeTheyAreForgotten) {
   EXPECT_EQ(serving.kv.jobs().demotes.size(), 5u);
   Sequence& again = serving.add(old);
   EXPECT_EQ(serving.kv.lookup(again).num_tokens, 608);
+  int at = 0;  // BASE is one run behind the sink, far from the pairs that are recent for whoever comes back
+  serving.kv.for_each_hit(again, [&](const CachedPair& entry) {
+    EXPECT_EQ(serving.kv.pairs().is_base(entry.pair), at >= 1 && at <= 5) << at;
+    ++at;
+  });
   again.request.tier = KvTier::exact;
   EXPECT_LT(serving.kv.lookup(again).num_tokens, 608);
   serving.kv.check_integrity(serving.sequences.running());
