@@ -1,4 +1,4 @@
-"""Elastic KV end to end: a pool too small for the chats at TARGET size, with and without BASE."""
+"""KV policies end to end: a pool too small for the chats at TARGET size, with and without BASE and a host tier."""
 
 import concurrent.futures
 
@@ -17,6 +17,11 @@ def target_only(start):
 @pytest.fixture(scope="module")
 def elastic(start):
     return start(*POOL, "--kv-policy", "elastic", "--kv-host-bytes", "64M")
+
+
+@pytest.fixture(scope="module")
+def offload(start):
+    return start(*POOL, "--kv-policy", "exact-offload", "--kv-host-bytes", "64M")
 
 
 def chat(server, index, tier="elastic"):
@@ -70,3 +75,17 @@ def test_exact_tier_under_pressure_equals_the_solo_run(elastic, solo):
         assert again == text
         assert fidelity["base_exposure"] == 0 and fidelity["tainted_tokens"] == 0
     elastic.wait_idle()
+
+
+def test_exact_offload_under_pressure_equals_the_solo_run(offload, solo):
+    answers = together(offload, lambda i: "elastic")
+    assert sum(f["preemptions"] for _, f in answers) == offload.metric("vllm:num_preemptions_total") > 0
+    assert offload.metric("elastickv:loads_total") > 0
+    page = 16 * 30 * 2 * 3 * 64 * 2  # tokens, layers, K and V, KV heads, head_dim, fp16: without the tails of slots
+    stored = offload.metric("elastickv:host_copy_bytes_total", direction="to_host")
+    assert stored >= offload.metric("elastickv:stores_total") * 2 * page > 0
+    assert 0 < offload.metric("elastickv:kv_host_slots_used") * 2 * page <= 64 << 20
+    for text, (again, fidelity) in zip(solo, answers):
+        assert again == text
+        assert fidelity["base_exposure"] == 0 and fidelity["tainted_tokens"] == 0
+    offload.wait_idle()

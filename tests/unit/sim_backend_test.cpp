@@ -156,6 +156,35 @@ TEST(SimBackend, CopiesEndAfterTheStepThatCarriesThemAndAnEmptyStepWaitsForThem)
   EXPECT_EQ(clock.now_us(), low_us);
 }
 
+TEST(SimBackend, LoadsBeginWithTheirStepAndStoresAfterItEachInLine) {
+  VirtualClock clock;
+  SimBackend backend(model(), 16, clock, 4);
+  const std::vector<DemoteJob> demotes{{8, 9, -1, 0}};  // so that the step takes time
+  const std::vector<TransferJob> copies{{TransferKind::store_pair, 0, 1, 0, 1},
+                                        {TransferKind::store_pair, 2, 3, 1, 2},
+                                        {TransferKind::load_pair, 4, 5, 2, 3},
+                                        {TransferKind::load_pair, 6, 7, 3, 4}};
+  backend.submit({.demotes = demotes, .transfers = copies});
+  std::vector<uint32_t> done = backend.collect().transfers_done;
+  const int64_t step_end_us = clock.now_us();
+  ASSERT_GT(step_end_us, 0);
+  std::map<uint32_t, int64_t> end_us;
+  for (uint32_t ticket : done) end_us[ticket] = step_end_us;
+  while (end_us.size() < 4) {
+    backend.submit({});
+    for (uint32_t ticket : backend.collect().transfers_done) end_us[ticket] = clock.now_us();
+  }
+  const auto pair_us = [&](const LinkModel& link) {
+    return link.latency_us + double(backend.info().pair_bytes) / link.bytes_per_us;
+  };
+  EXPECT_EQ(backend.info().pair_bytes, size_t(2 * model().page_bytes()));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(end_us[uint32_t(1 + i)], step_end_us + int64_t(std::ceil((i + 1) * pair_us(model().to_host))));
+    EXPECT_EQ(end_us[uint32_t(3 + i)],
+              std::max(step_end_us, int64_t(std::ceil((i + 1) * pair_us(model().from_host)))));
+  }
+}
+
 TEST(SimBackend, DemotionsArePricedAndTheirLowBytesLeaveOnlyForASlot) {
   VirtualClock clock;
   SimBackend backend(model(), 16, clock, 4);
