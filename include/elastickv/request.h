@@ -60,7 +60,7 @@ struct TokenLogprobs {
 // What happened to a sequence so far. Times are Clock times; 0: not yet.
 struct SeqStats {
   int num_prompt = 0, num_output = 0;
-  int num_cached = 0;  // prompt tokens whose KV came from the prefix cache at first admission
+  int num_cached = 0;  // prompt tokens whose KV came from the prefix cache or the host at first admission
   int num_preemptions = 0;
   int64_t arrival_us = 0, queued_us = 0;  // read from the client; tokenised and handed to the engine
   int64_t first_scheduled_us = 0, first_token_us = 0, last_token_us = 0;

@@ -298,6 +298,39 @@ TEST(Offload, AWorkingSetLargerThanThePoolComesBackUnchanged) {
   EXPECT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), kPages);
 }
 
+// PFX-1: a prompt that the host holds whole still has a token to compute, and what continues it finds all its
+// pairs.
+TEST(Offload, AWholePromptOnTheHostLeavesATokenToCompute) {
+  for (const bool prefix_cache : {false, true})
+    for (const int length : {1, 15, 16, 31, 32, 33, 48, 63, 64, 65, 96, 97}) {
+      SCOPED_TRACE(length);
+      EngineConfig config;
+      config.max_model_len = kMaxLen;
+      config.kv.prefix_cache = prefix_cache;
+      config.fidelity.policy = KvPolicy::exact_offload;
+      SteadyClock clock;
+      Listener listener;
+      Engine engine(config, std::make_unique<test::PagedBackend>(12, 100), clock, listener);
+      const auto ask = [&](int tokens, TokenId first, int output) {
+        Request r{.prompt = {}, .sampling = {.max_tokens = output}};
+        for (int t = 0; t < tokens; ++t) r.prompt.push_back((first + t) % 900);
+        const SeqId id = *engine.submit(r);
+        while (!engine.idle()) engine.step(), engine.check_integrity();
+        EXPECT_EQ(listener.tokens[id], expected(r));
+        return listener.last.at(id).stats.num_cached;
+      };
+      EXPECT_EQ(ask(length, 0, 1), 0);
+      for (int again = 0; again < 3; ++again) {
+        ask(190, 300 + 200 * again, 2);  // takes every page, so that the device forgets
+        const int64_t loads = listener.loads;
+        EXPECT_EQ(ask(length, 0, 1), (length - 1) / kPairTokens * kPairTokens);
+        EXPECT_EQ(listener.loads - loads, (length - 1) / kPairTokens);
+      }
+      ask(190, 10, 2);
+      EXPECT_EQ(ask(length + 20, 0, 1), length / kPairTokens * kPairTokens) << "all whole pairs of the first";
+    }
+}
+
 // SCH-1: what can never fit is refused at once; what fits alone runs, whatever the host holds.
 TEST(Offload, OnlyWhatCanNeverFitIsRefused) {
   EngineConfig config;
