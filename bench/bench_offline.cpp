@@ -1,43 +1,17 @@
 #include "bench/bench_offline.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <random>
+
+#include "bench/command.h"
 
 namespace ekv {
 namespace {
 
 constexpr double kLatencyPercentiles[] = {10, 25, 50, 75, 90, 99};
-
-Result<Model> load_model(const OfflineModelFlags& flags) {
-  const bool folder = std::filesystem::is_directory(flags.model);
-  Result<ModelConfig> config = folder ? load_model_config(flags.model) : builtin_model_config(flags.model);
-  if (!config) return config.error();
-  if (flags.load_format == "dummy") return Model::dummy(*std::move(config), flags.seed);
-  if (folder) return Model::load(flags.model, *std::move(config));
-  return Error{Error::invalid_argument,
-               fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
-               "load-format"};
-}
-
-Result<EngineConfig> fit_engine(EngineConfig engine, const ModelConfig& model, int longest) {
-  if (longest > model.max_position)
-    return Error{Error::invalid_argument,
-                 fmt::format("sequences of {} tokens are beyond the {} positions of the model", longest,
-                             model.max_position),
-                 "input-len"};
-  engine.max_model_len = longest;
-  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
-  if (engine.kv.num_pages == 0)
-    engine.kv.num_pages = int(std::min<size_t>(engine.kv.pool_bytes / shape.page_bytes(), 1 << 24));
-  if (Status wrong = validate(engine)) return *std::move(wrong);
-  return engine;
-}
 
 void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
   app.add_option("--model", flags.model, "Hugging Face folder, or the name of a built-in config")->required();
@@ -61,37 +35,6 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
       ->capture_default_str();
 }
 
-// Parses; the exit code when the program is to end now.
-std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  return std::nullopt;
-}
-
-int fail(const Error& error) {
-  log_error(error.message);
-  return 1;
-}
-
-int write_json(const std::string& path, const Json& json) {
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << dump_json(json, 2) << "\n";
-  file.close();
-  if (file) return 0;
-  log_error("cannot write " + path);
-  return 1;
-}
-
-void show_iteration(const char* what, int done, int total) {
-  const bool terminal = isatty(STDERR_FILENO);
-  if (terminal || done == total)
-    fmt::print(stderr, "{}{} {}/{}{}", terminal ? "\r" : "", what, done, total, done == total ? "\n" : "");
-}
-
 struct LatencyFlags {
   OfflineModelFlags model;
   int input_len = 32, output_len = 128, batch_size = 8, n = 1, warmups = 10, iterations = 30;
@@ -101,6 +44,7 @@ struct LatencyFlags {
 // Seconds that each counted batch took.
 Result<std::vector<double>> measure_latency(const LatencyFlags& flags, OfflineEngine& engine) {
   std::vector<double> latencies;
+  Progress progress;
   for (int i = -flags.warmups; i < flags.iterations; ++i) {
     std::vector<Request> requests;
     for (Request& prompt : random_requests(flags.batch_size, flags.input_len, flags.output_len,
@@ -112,8 +56,8 @@ Result<std::vector<double>> measure_latency(const LatencyFlags& flags, OfflineEn
     const Result<OfflineEngine::Totals> totals = engine.run(std::move(requests));
     if (!totals) return totals.error();
     if (i >= 0) latencies.push_back(totals->elapsed_s);
-    show_iteration(i < 0 ? "warm-up" : "iteration", i < 0 ? i + flags.warmups + 1 : i + 1,
-                   i < 0 ? flags.warmups : flags.iterations);
+    progress.show(i + flags.warmups + 1, flags.warmups + flags.iterations,
+                  [&] { return i < 0 ? "batches, warming up" : "batches"; });
   }
   return latencies;
 }
@@ -195,7 +139,8 @@ int run_throughput(const ThroughputFlags& flags) {
   fmt::print("Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s; {} preemptions\n",
              json["requests_per_second"].get<double>(), json["tokens_per_second"].get<double>(),
              json["output_tokens_per_second"].get<double>(), totals->preemptions);
-  return write_json(flags.output_json, json);
+  if (const Status failed = write_json(flags.output_json, json)) return fail(*failed);
+  return 0;
 }
 
 }  // namespace
@@ -272,7 +217,7 @@ int bench_latency(int argc, const char* const* argv) {
   count("--num-iters-warmup", flags.warmups, 0, "batches that are not counted");
   count("--num-iters", flags.iterations, 1, "batches that are");
   app.add_option("--output-json", flags.output_json, "file for the result");
-  if (const auto code = parse(app, argc, argv)) return *code;
+  if (const auto code = parse_flags(app, argc, argv)) return *code;
   const auto engine = OfflineEngine::make(flags.model, flags.input_len + flags.output_len);
   if (!engine) return fail(engine.error());
   const Result<std::vector<double>> latencies = measure_latency(flags, **engine);
@@ -281,7 +226,8 @@ int bench_latency(int argc, const char* const* argv) {
   fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
   for (const auto& [percent, value] : json["percentiles"].items())
     fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
-  return write_json(flags.output_json, json);
+  if (const Status failed = write_json(flags.output_json, json)) return fail(*failed);
+  return 0;
 }
 
 int bench_throughput(int argc, const char* const* argv) {
@@ -289,7 +235,7 @@ int bench_throughput(int argc, const char* const* argv) {
   ThroughputFlags flags;
   add_model_flags(app, flags.model);
   add_throughput_flags(app, flags);
-  if (const auto code = parse(app, argc, argv)) return *code;
+  if (const auto code = parse_flags(app, argc, argv)) return *code;
   flags.dataset.seed = flags.model.seed;
   if (flags.dataset.name == "lengths" && flags.dataset.path.empty())
     return fail({Error::invalid_argument, "--dataset-name lengths needs --dataset-path FILE", "dataset-path"});

@@ -8,19 +8,10 @@
 #include <vector>
 
 #include "bench/arrivals.h"
+#include "bench/offline_model.h"
 #include "elastickv/engine.h"
-#include "elastickv/model.h"
 
 namespace ekv {
-
-struct OfflineModelFlags {
-  std::string model;                 // folder or built-in name
-  std::string load_format = "auto";  // auto, dummy
-  std::string device = "cpu";
-  int threads = 0;
-  uint64_t seed = 0;
-  EngineConfig engine;  // max_model_len 0: as long as the requests need
-};
 
 // One engine, driven by the caller's thread.
 class OfflineEngine : private EngineListener {
@@ -55,7 +46,7 @@ std::vector<Request> random_requests(int batch, int input_len, int output_len, i
 // {avg_latency, latencies, percentiles}, all in seconds.
 Json latency_json(std::span<const double> latencies_s);
 
-// Exit codes: 0, 1 when the run failed, 2 for bad flags.
+// Exit codes: bench/command.h.
 int bench_latency(int argc, const char* const* argv);
 int bench_throughput(int argc, const char* const* argv);
 

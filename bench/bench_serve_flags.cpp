@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "bench/bench_serve.h"
+#include "bench/command.h"
 #include "bench/trace_builder.h"
 
 namespace ekv {
@@ -19,8 +19,6 @@ struct RawFlags {
   std::string rate = "inf", burstiness = "1", extra_body, percentiles = "99", metrics = "ttft,tpot,itl";
   std::vector<std::string> goodput, metadata, headers;
 };
-
-[[noreturn]] void wrong(const char* flag, const std::string& why) { throw CLI::ValidationError(flag, why); }
 
 void add_server_flags(CLI::App& app, ServeBenchFlags& flags, RawFlags& raw) {
   app.add_option("--backend", flags.backend, "openai (completions), openai-chat, or vllm (as openai)")
@@ -95,49 +93,32 @@ void add_result_flags(CLI::App& app, ServeBenchFlags& flags, RawFlags& raw) {
   app.add_flag("--disable-tqdm", flags.quiet, "no progress bar");
 }
 
-double positive_or_inf(const char* flag, const std::string& text) {
-  if (text == "inf") return std::numeric_limits<double>::infinity();
-  const std::optional<double> value = to_number(text);
-  if (!value || !(*value > 0)) wrong(flag, fmt::format("'{}' is neither a number above 0 nor inf", text));
-  return *value;
-}
-
-std::vector<std::pair<std::string, std::string>> pairs(const char* flag,
-                                                       const std::vector<std::string>& texts) {
-  std::vector<std::pair<std::string, std::string>> out;
-  for (const std::string& text : texts) {
-    const size_t equals = text.find('=');
-    if (equals == 0 || equals == std::string::npos) wrong(flag, fmt::format("'{}' is not KEY=VALUE", text));
-    out.emplace_back(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return out;
-}
-
 void finish(const RawFlags& raw, ServeBenchFlags& flags) {
   flags.dataset.rate = positive_or_inf("--request-rate", raw.rate);
   flags.dataset.burstiness = positive_or_inf("--burstiness", raw.burstiness);
   flags.percentiles.clear();
   for (const std::string_view text : split_fields(raw.percentiles)) {
     const std::optional<double> value = to_number(text);
-    if (!value || *value < 0 || *value > 100) wrong("--metric-percentiles", "must be numbers from 0 to 100");
+    if (!value || *value < 0 || *value > 100)
+      wrong_flag("--metric-percentiles", "must be numbers from 0 to 100");
     flags.percentiles.push_back(*value);
   }
   flags.percentile_metrics.clear();
   for (const std::string_view name : split_fields(raw.metrics)) {
     if (name != "ttft" && name != "tpot" && name != "itl" && name != "e2el")
-      wrong("--percentile-metrics", fmt::format("'{}' is none of ttft, tpot, itl, e2el", name));
+      wrong_flag("--percentile-metrics", fmt::format("'{}' is none of ttft, tpot, itl, e2el", name));
     flags.percentile_metrics.emplace_back(name);
   }
   Result<Slo> slo = parse_slo(fmt::format("{}", fmt::join(raw.goodput, " ")));
-  if (!slo) wrong("--goodput", slo.error().message);
+  if (!slo) wrong_flag("--goodput", slo.error().message);
   flags.slo = *slo;
   if (!raw.extra_body.empty()) {
     Result<Json> extra = parse_json(raw.extra_body);
-    if (!extra || !extra->is_object()) wrong("--extra-body", "must be a JSON object");
+    if (!extra || !extra->is_object()) wrong_flag("--extra-body", "must be a JSON object");
     flags.extra_body = *std::move(extra);
   }
-  flags.metadata = pairs("--metadata", raw.metadata);
-  flags.target.headers = pairs("--header", raw.headers);
+  flags.metadata = key_values("--metadata", raw.metadata);
+  flags.target.headers = key_values("--header", raw.headers);
   flags.save_result = flags.save_result || flags.save_detailed || !flags.result_filename.empty();
 }
 
@@ -172,18 +153,13 @@ std::string file_name(const ServeBenchFlags& flags, const Json& result) {
                      model.substr(model.rfind('/') + 1), result["date"].get<std::string>());
 }
 
-bool save(const ServeBenchFlags& flags, const Json& result) {
+Status save(const ServeBenchFlags& flags, const Json& result) {
   const std::filesystem::path path = std::filesystem::path(flags.result_dir) / file_name(flags, result);
   std::error_code failed;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), failed);
-  std::ofstream file(path);
-  file << dump_json(result, 2) << "\n";
-  file.close();
-  if (file)
-    fmt::print("result    {}\n", path.string());
-  else
-    log_error(fmt::format("cannot write {}", path.string()));
-  return bool(file);
+  if (Status error = write_json(path.string(), result)) return error;
+  fmt::print("result    {}\n", path.string());
+  return std::nullopt;
 }
 
 }  // namespace
@@ -197,17 +173,9 @@ int bench_serve(int argc, const char* const* argv) {
   add_load_flags(app, flags, raw);
   add_body_flags(app, flags, raw);
   add_result_flags(app, flags, raw);
-  try {
-    app.parse(argc, argv);
-    finish(raw, flags);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
+  if (const auto code = parse_flags(app, argc, argv, [&] { finish(raw, flags); })) return *code;
   const Result<ServeBenchOutcome> outcome = run_serve_bench(flags);
-  if (!outcome) {
-    log_error(outcome.error().message);
-    return 1;
-  }
+  if (!outcome) return fail(outcome.error());
   fmt::print("{}", table(flags, *outcome));
   if (!outcome->health.bottleneck.empty())
     log_warn("the client was a bottleneck, the figures are not the server's alone: " +
@@ -215,7 +183,8 @@ int bench_serve(int argc, const char* const* argv) {
   if (outcome->num_without_usage > 0)
     log_warn(fmt::format("{} replies came without `usage`: their output tokens are a count of messages",
                          outcome->num_without_usage));
-  if (flags.save_result && !save(flags, outcome->result)) return 1;
+  if (flags.save_result)
+    if (const Status failed = save(flags, outcome->result)) return fail(*failed);
   if (outcome->report.failed > 0) {
     log_error(fmt::format("{} of {} requests failed; the first: {}", outcome->report.failed,
                           outcome->report.requests, outcome->report.first_error));

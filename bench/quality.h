@@ -60,7 +60,7 @@ Result<QualityReport> measure_quality(const Model& model, std::span<const TokenI
                                       const QualityFlags& flags,
                                       const std::function<void(int done, int all)>& progress);
 
-// The subcommand: table on stdout, progress on stderr. Exit codes: 0, 1 when the run failed, 2 for bad flags.
+// The subcommand: table on stdout, progress on stderr. Exit codes: bench/command.h.
 int bench_quality(int argc, const char* const* argv);
 
 }  // namespace ekv

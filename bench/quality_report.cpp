@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 
+#include "bench/command.h"
 #include "bench/quality.h"
 #include "elastickv/tokenizer.h"
 #include "util/files.h"
@@ -68,22 +66,14 @@ Json row_json(const QualityRow& row) {
           {"worst_kl", row.worst_kl},   {"worst_position", row.worst_position}};
 }
 
-Status write_json(const QualityReport& report, const QualityFlags& flags) {
+Json report_json(const QualityReport& report, const QualityFlags& flags) {
   Json out = {{"model", flags.model},       {"text", flags.text},
               {"tokens", report.tokens},    {"exact_perplexity", report.exact_ppl},
               {"seed", flags.seed},         {"rows", Json::array()},
               {"all_target", Json::array()}};
   for (const QualityRow& row : report.rows) out["rows"].push_back(row_json(row));
   for (const QualityRow& row : report.targets) out["all_target"].push_back(row_json(row));
-  std::ofstream file(flags.json);
-  file << dump_json(out, 2) << '\n';
-  if (file.flush()) return std::nullopt;
-  return Error{Error::io, fmt::format("cannot write {}", flags.json), "json"};
-}
-
-int fail(const Error& error) {
-  fmt::print(stderr, "elastickv: {}\n", error.message);
-  return 1;
+  return out;
 }
 
 std::optional<int> parse(int argc, const char* const* argv, QualityFlags& flags) {
@@ -104,12 +94,7 @@ std::optional<int> parse(int argc, const char* const* argv, QualityFlags& flags)
   app.add_option("--threads", flags.threads, "threads of the CPU backend; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  return std::nullopt;
+  return parse_flags(app, argc, argv);
 }
 
 }  // namespace
@@ -119,18 +104,12 @@ int bench_quality(int argc, const char* const* argv) {
   if (const auto code = parse(argc, argv, flags)) return *code;
   Result<Loaded> loaded = load(flags);
   if (!loaded) return fail(loaded.error());
-  const auto progress = [](int done, int all) {
-    constexpr int kWidth = 40;
-    const int filled = kWidth * done / all;
-    fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {:>3} %", "", filled, "", kWidth - filled, 100 * done / all);
-    if (done == all) fmt::print(stderr, "\n");
-    std::fflush(stderr);
-  };
+  Progress bar;
+  const auto progress = [&bar](int done, int all) { bar.show(done, all, [] { return "chunks"; }); };
   Result<QualityReport> report = measure_quality(loaded->model, loaded->tokens, flags, progress);
   if (!report) return fail(report.error());
   print_table(*report, *loaded, flags);
-  if (flags.json.empty()) return 0;
-  if (Status bad = write_json(*report, flags)) return fail(*bad);
+  if (const Status failed = write_json(flags.json, report_json(*report, flags))) return fail(*failed);
   return 0;
 }
 

@@ -58,8 +58,9 @@ int64_t peak_in_flight(std::span<const RequestRecord> records) {
 }
 
 void collect_latencies(std::span<const RequestRecord> records, Report& report) {
-  std::vector<double> ttft, tpot, tbt, itl, e2e;
+  std::vector<double> ttft, tpot, tbt, itl, e2e, exposure;
   for (const RequestRecord& r : records) {
+    if (r.pairs_seen > 0) exposure.push_back(double(r.base_pairs_seen) / double(r.pairs_seen));
     if (!r.completed()) continue;
     ttft.push_back(r.ttft_ms());
     e2e.push_back(r.e2e_ms());
@@ -72,6 +73,7 @@ void collect_latencies(std::span<const RequestRecord> records, Report& report) {
   report.tbt_ms = Distribution(std::move(tbt));
   report.itl_ms = Distribution(std::move(itl));
   report.e2e_ms = Distribution(std::move(e2e));
+  report.request_exposure = Distribution(std::move(exposure));
 }
 
 bool effective(const RequestRecord& r, const ReportOptions& options) {
@@ -201,26 +203,12 @@ Report make_report(std::span<const RequestRecord> records, const ReportOptions& 
   return report;
 }
 
-void TimeMean::set(int64_t time_us, int64_t value) {
-  if (!started_) first_us_ = last_us_ = time_us;
-  started_ = true;
-  EKV_CHECK(time_us >= last_us_, "time went back");
-  area_ += double(value_) * double(time_us - last_us_);
-  last_us_ = time_us;
-  value_ = value;
-  max_ = std::max(max_, value);
-}
-
-std::optional<double> TimeMean::mean(int64_t end_us) const {
-  if (!started_ || end_us <= first_us_) return std::nullopt;
-  const double tail = double(value_) * double(std::max<int64_t>(0, end_us - last_us_));
-  return (area_ + tail) / double(std::max(end_us, last_us_) - first_us_);
-}
-
-void TimeSeries::sample(const SeriesPoint& point) {
-  if (point.time_us < next_us_) return;
-  points_.push_back(point);
-  next_us_ = (point.time_us / period_us_ + 1) * period_us_;
+SeriesPoint& SeriesPoint::operator+=(const SeriesPoint& other) {
+  time_us = other.time_us;
+  running += other.running, waiting += other.waiting, free_pages += other.free_pages;
+  base_pairs += other.base_pairs, live_pairs += other.live_pairs;
+  offered_tokens += other.offered_tokens;
+  return *this;
 }
 
 }  // namespace ekv

@@ -114,7 +114,9 @@ struct ReportOptions {
 // What only the engine can tell; nullopt stays null in the report.
 struct EngineTotals {
   std::optional<int64_t> preemptions;  // scheduler events; nullopt: the sum over requests
-  std::optional<int64_t> recomputed_tokens, steps, max_waiting;
+  std::optional<int64_t> recomputed_tokens, steps, max_waiting, prefix_hit_tokens;
+  // Pairs that changed fidelity, and in how many steps: those that demoted, those that sent for low bytes.
+  std::optional<int64_t> demoted_pairs, promoted_pairs, demotion_steps, promotion_steps;
   std::optional<double> mean_waiting;  // over time, from the first start to the last end
   std::optional<double> base_exposure, base_exposure_query_weighted;  // nullopt: from the requests; not known
   std::optional<double> simulated_s, wall_s;
@@ -127,7 +129,8 @@ struct Report {
   int64_t requests = 0, completed = 0, failed = 0, empty = 0;
   int64_t input_tokens = 0, output_tokens = 0;  // of completed requests
   Distribution ttft_ms, tpot_ms, tbt_ms, itl_ms, e2e_ms;
-  double duration_s = 0;  // first start to last end
+  Distribution request_exposure;  // of each request for itself, where it is known
+  double duration_s = 0;          // first start to last end
   double drain_s = 0;
   int64_t good = 0, effective = 0;
   int64_t peak_in_flight = 0;  // at one moment; a request that ends makes room for one that starts
@@ -142,40 +145,19 @@ struct Report {
 Report make_report(std::span<const RequestRecord> records, const ReportOptions& options,
                    EngineTotals engine = {});
 
-// A value that changes in steps: its maximum and its mean over time.
-class TimeMean {
- public:
-  void set(int64_t time_us, int64_t value);  // times must not go back
-  int64_t max() const { return max_; }
-  std::optional<double> mean(int64_t end_us) const;  // from the first set() to `end_us`
-
- private:
-  bool started_ = false;
-  int64_t first_us_ = 0, last_us_ = 0, value_ = 0, max_ = 0;
-  double area_ = 0;
-};
-
-// State of the engine over time, for plots. Pages are physical; pairs are those of running sequences.
+// State of the engines at one moment, for plots. Pages are physical; pairs are those of sequences and of the
+// prefix cache.
 struct SeriesPoint {
   int64_t time_us = 0;
   int64_t running = 0, waiting = 0, free_pages = 0, base_pairs = 0, live_pairs = 0;
   int64_t offered_tokens = 0;  // prompt tokens of all requests that have arrived, whether admitted or not
+
+  SeriesPoint& operator+=(const SeriesPoint& other);  // another engine at the same moment
 };
 
-// Keeps the first point of each period.
-class TimeSeries {
- public:
-  explicit TimeSeries(int64_t period_us = 5'000'000) : period_us_(period_us) {}
-  void sample(const SeriesPoint& point);
-  const std::vector<SeriesPoint>& points() const { return points_; }
-  // Columns: {"period_s", "t_s": [...], "running": [...], "waiting", "free_pages", "base_pairs", "live_pairs",
-  // "offered_tokens"}; put it into the result as "series", where scripts/plot.py looks for it.
-  Json json() const;
-
- private:
-  int64_t period_us_, next_us_ = std::numeric_limits<int64_t>::min();
-  std::vector<SeriesPoint> points_;
-};
+// Columns: {"period_s", "t_s": [...], "running": [...], "waiting", "free_pages", "base_pairs", "live_pairs",
+// "offered_tokens"}; put it into the result as "series", where scripts/plot.py looks for it.
+Json series_json(std::span<const SeriesPoint> points, int64_t period_us);
 
 // The result of a replay: requests, ttft_ms {mean, p50, p90, p99}, ..., eff300, log_hash. `labels` (policy,
 // preset, concurrency, rate, ...) come first; scripts/plot.py groups by them.

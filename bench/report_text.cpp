@@ -57,6 +57,10 @@ std::string engine_lines(const Report& r) {
       "average\n",
       or_dash(e.preemptions), or_dash(e.recomputed_tokens), percent_or_dash(e.base_exposure),
       or_dash(e.max_waiting), or_dash(e.mean_waiting));
+  if (e.demoted_pairs.value_or(0) > 0)
+    text += fmt::format("fidelity  {} pairs demoted in {} steps, {} promoted, sent for in {} steps\n",
+                        *e.demoted_pairs, or_dash(e.demotion_steps), or_dash(e.promoted_pairs),
+                        or_dash(e.promotion_steps));
   if (e.steps) text += fmt::format("steps     {}", *e.steps);
   if (e.steps && e.simulated_s && e.wall_s && *e.wall_s > 0) {
     text += fmt::format(", {:.1f} s simulated in {:.2f} s ({:.0f}x)", *e.simulated_s, *e.wall_s,
@@ -105,16 +109,16 @@ Result<Slo> parse_slo(std::string_view text) {
   }
 }
 
-Json TimeSeries::json() const {
+Json series_json(std::span<const SeriesPoint> points, int64_t period_us) {
   const std::pair<const char*, int64_t SeriesPoint::*> columns[] = {
       {"running", &SeriesPoint::running},       {"waiting", &SeriesPoint::waiting},
       {"free_pages", &SeriesPoint::free_pages}, {"base_pairs", &SeriesPoint::base_pairs},
       {"live_pairs", &SeriesPoint::live_pairs}, {"offered_tokens", &SeriesPoint::offered_tokens}};
-  Json json{{"period_s", double(period_us_) / 1e6}, {"t_s", Json::array()}};
-  for (const SeriesPoint& p : points_) json["t_s"].push_back(double(p.time_us) / 1e6);
+  Json json{{"period_s", double(period_us) / 1e6}, {"t_s", Json::array()}};
+  for (const SeriesPoint& p : points) json["t_s"].push_back(double(p.time_us) / 1e6);
   for (const auto& [name, field] : columns) {
     json[name] = Json::array();
-    for (const SeriesPoint& p : points_) json[name].push_back(p.*field);
+    for (const SeriesPoint& p : points) json[name].push_back(p.*field);
   }
   return json;
 }
@@ -141,6 +145,12 @@ Json report_json(const Report& r, const Json& labels) {
                {"recomputed_tokens", or_null(e.recomputed_tokens)},
                {"base_exposure", or_null(e.base_exposure)},
                {"base_exposure_query_weighted", or_null(e.base_exposure_query_weighted)},
+               {"request_base_exposure", spread(r.request_exposure)},
+               {"demoted_pairs", or_null(e.demoted_pairs)},
+               {"promoted_pairs", or_null(e.promoted_pairs)},
+               {"demotion_steps", or_null(e.demotion_steps)},
+               {"promotion_steps", or_null(e.promotion_steps)},
+               {"prefix_hit_tokens", or_null(e.prefix_hit_tokens)},
                {"eff" + eff_name(r), or_null(r.eff())},
                {"max_waiting", or_null(e.max_waiting)},
                {"mean_waiting", or_null(e.mean_waiting)},

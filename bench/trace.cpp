@@ -14,6 +14,10 @@ namespace ekv {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t(2) << 30;
+constexpr std::pair<std::string_view, TraceFormat> kFormats[] = {
+    {"auto", TraceFormat::detect},       {"mooncake", TraceFormat::mooncake}, {"azure", TraceFormat::azure},
+    {"servegen", TraceFormat::servegen}, {"arrivals", TraceFormat::arrivals}, {"lengths", TraceFormat::lengths},
+};
 constexpr uint64_t kNoHashIds = 0x756e69717565;  // sets blocks of requests without ids apart from recorded ids
 
 Error invalid(const char* param, const std::string& why) { return {Error::invalid_argument, why, param}; }
@@ -94,14 +98,20 @@ Result<Trace> parse_trace(std::string_view text, const std::string& name, const 
       return invalid("trace", name + ": ServeGen is read from its chunk-N-trace.csv or a folder of them");
   }
   if (format == TraceFormat::lengths) builder.draw_arrivals(true);
-  return std::move(builder).finish();
+  Result<Trace> trace = std::move(builder).finish();
+  if (trace) trace->format = format;
+  return trace;
 }
 
 Result<Trace> load_trace(const std::filesystem::path& path, const TraceOptions& options) {
   if (const Status bad = validate(options)) return *bad;
   const bool by_name =
       options.format == TraceFormat::detect && looks_like_servegen(path) == TraceFormat::servegen;
-  if (options.format == TraceFormat::servegen || by_name) return load_servegen(path, options);
+  if (options.format == TraceFormat::servegen || by_name) {
+    Result<Trace> trace = load_servegen(path, options);
+    if (trace) trace->format = TraceFormat::servegen;
+    return trace;
+  }
   const auto text = read_file(path, kMaxFileBytes);
   if (!text) return text.error();
   return parse_trace(*text, path.filename().string(), options);
@@ -157,17 +167,17 @@ Result<Trace> synthetic_trace(std::string_view spec, const TraceOptions& options
 }
 
 Result<TraceFormat> parse_trace_format(std::string_view name) {
-  constexpr std::pair<std::string_view, TraceFormat> kNames[] = {
-      {"auto", TraceFormat::detect},       {"mooncake", TraceFormat::mooncake},
-      {"azure", TraceFormat::azure},       {"servegen", TraceFormat::servegen},
-      {"arrivals", TraceFormat::arrivals}, {"lengths", TraceFormat::lengths},
-  };
-  for (const auto& [known, format] : kNames) {
+  for (const auto& [known, format] : kFormats)
     if (known == name) return format;
-  }
   return invalid("trace_format", fmt::format("trace format \"{}\" is unknown; there are auto, mooncake, azure, "
                                              "servegen, arrivals and lengths",
                                              name.substr(0, 40)));
+}
+
+std::string_view name_of(TraceFormat format) {
+  for (const auto& [known, value] : kFormats)
+    if (value == format) return known;
+  EKV_CHECK(false, "every format has a name");
 }
 
 Status parse_window(std::string_view text, TraceOptions& options) {

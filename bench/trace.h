@@ -44,10 +44,13 @@ struct TraceSkip {
   std::string first;  // "file:line: what is wrong" of the first one
 };
 
+enum class TraceFormat { detect, mooncake, azure, servegen, arrivals, lengths };
+
 // requests.size() + lines skipped == num_lines + num_repeats. `requests` are in order of arrival, ties in file
 // order. Drawn traces (servegen, synthetic) count one line per drawn request.
 struct Trace {
   std::string name;
+  TraceFormat format = TraceFormat::detect;  // of the file; detect: there was none
   std::vector<TraceRequest> requests;
   std::vector<TraceSkip> skips;
   int hash_block = kTraceHashBlock;  // after the length scale
@@ -62,7 +65,6 @@ struct Trace {
   int64_t output_tokens() const;
 };
 
-enum class TraceFormat { detect, mooncake, azure, servegen, arrivals, lengths };
 enum class TooLong { skip, truncate };
 
 // Bounds of vLLM's ShareGPT sample: {4, 1024, 2048}. 0: no bound.
@@ -114,6 +116,7 @@ struct RandomLengths {
 Result<Trace> random_trace(const RandomLengths& lengths, const TraceOptions& options);
 
 Result<TraceFormat> parse_trace_format(std::string_view name);
+std::string_view name_of(TraceFormat format);
 // "START:END" in seconds, START: or :END alone allowed.
 Status parse_window(std::string_view text, TraceOptions& options);
 

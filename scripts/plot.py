@@ -5,7 +5,7 @@
   plot.py eff      OUT FILE...   Eff@300, preemptions and drain time per trace window, one bar per policy
   plot.py timeline OUT FILE...   offered load, waiting requests and resident BASE pairs over time, one line per policy
 
-A file holds one result, a list of results, or {"runs": [...]}. What a result is called comes from its labels: policy, and
+A file holds one result, a list of results, or {"runs": [...]}; --only KEY=VALUE[,VALUE...] keeps some of them. What a result is called comes from its labels: policy, and
 where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf. Needs
 scripts/requirements-plots.txt.
 """
@@ -60,6 +60,15 @@ def load(paths):
                 sys.exit(f"plot.py: {path}: no result of a replay or benchmark (ttft_ms is missing)")
             run.setdefault("policy", run.get("kv_policy", Path(path).stem))
             runs.append(run)
+    return runs
+
+
+def keep(runs, rules):
+    for rule in rules:
+        key, _, values = rule.partition("=")
+        runs = [r for r in runs if str(r.get(key)) in values.split(",")]
+    if not runs:
+        sys.exit(f"plot.py: no result is left by --only {' '.join(rules)}")
     return runs
 
 
@@ -210,8 +219,9 @@ def main():
     parser.add_argument("figure", choices=["sweep", "eff", "timeline"])
     parser.add_argument("out")
     parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE[,VALUE...]")
     args = parser.parse_args()
-    runs = load(args.files)
+    runs = keep(load(args.files), args.only)
     {"sweep": draw_sweep, "eff": draw_eff, "timeline": draw_timeline}[args.figure](runs, args.out)
     print(f"{args.out}: {len(runs)} results")
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "server/engine_flags.h"
 #include "server/kv_flags.h"
 #include "util/json.h"
 
@@ -16,12 +17,10 @@ namespace {
 // Texts that need a parser of their own, before they become flags.
 struct RawFlags {
   std::string max_model_len = "auto";
-  std::string kv_cache_memory = "1G";
   std::string max_body = "32M";
-  std::string max_step_tokens = "2048";
-  std::string scheduling_policy = "fcfs";
   std::string generation_config = "auto";
   std::string allowed_origins = "[\"*\"]";
+  EngineFlags engine;
   KvFlags kv;
 };
 
@@ -56,29 +55,7 @@ void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->capture_default_str();
 }
 
-void add_engine_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
-  SchedulerConfig& scheduler = flags.engine.scheduler;
-  app.add_option("--kv-cache-memory-bytes", raw.kv_cache_memory, "bytes of the KV pool; 512M, 4G")
-      ->capture_default_str();
-  app.add_option("--num-gpu-blocks-override", flags.engine.kv.num_pages,
-                 "exact number of KV pages of 16 tokens; 0: what fits in the pool")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.engine.kv.prefix_cache,
-               "reuse the KV of equal prompt prefixes (default: on)");
-  app.add_option("--max-num-batched-tokens", raw.max_step_tokens, "tokens computed in one step")
-      ->capture_default_str();
-  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")->capture_default_str();
-  app.add_option("--long-prefill-token-threshold", scheduler.max_chunk_tokens,
-                 "longest prefill chunk of one sequence, in tokens; 0: no limit")
-      ->capture_default_str();
-  app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
-      ->check(CLI::IsMember({"fcfs", "priority"}))
-      ->capture_default_str();
-  app.add_flag("--scheduler-reserve-full-isl,!--no-scheduler-reserve-full-isl", scheduler.reserve_full_prompt,
-               "admit a request only when its whole prompt fits (default: on)");
-  app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting, 0 to 1")
-      ->capture_default_str();
+void add_limit_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--max-num-queued-reqs", flags.max_queued,
                  "sequences that may wait; more are refused with 503; 0: no limit")
       ->check(CLI::NonNegativeNumber)
@@ -125,13 +102,7 @@ std::vector<std::string> origins_or_throw(const std::string& text) {
 void finish(const RawFlags& raw, ServeFlags& flags) {
   if (raw.max_model_len != "auto" && raw.max_model_len != "-1")
     flags.max_model_len = int(size_or_throw("--max-model-len", raw.max_model_len, 1, 1 << 24));
-  flags.engine.kv.pool_bytes =
-      size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
   flags.http.max_body_bytes = size_t(size_or_throw("--max-body-bytes", raw.max_body, 1, int64_t(1) << 40));
-  flags.engine.scheduler.max_step_tokens =
-      int(size_or_throw("--max-num-batched-tokens", raw.max_step_tokens, 1, 1 << 24));
-  flags.engine.scheduler.policy =
-      raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
   flags.use_generation_config = raw.generation_config == "auto";
   flags.allowed_origins = origins_or_throw(raw.allowed_origins);
   for (const std::string& key : flags.api_keys)
@@ -166,7 +137,7 @@ const char* version_text() { return EKV_VERSION; }
 CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
   app.set_version_flag("--version", std::string("elastickv ") + version_text());
-  app.footer("Benchmarks have flags of their own: elastickv bench --help");
+  app.footer("Benchmarks and replay have flags of their own: elastickv bench --help, elastickv replay --help");
   app.require_subcommand(1);
   ServeFlags flags;
   RawFlags raw;
@@ -174,13 +145,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   serve->set_config("--config", "", "file with flags, one `name = value` per line");
   serve->allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(*serve, flags, raw);
-  add_engine_flags(*serve, flags, raw);
+  add_engine_flags(*serve, flags.engine, raw.engine);
+  add_limit_flags(*serve, flags);
   add_kv_flags(*serve, flags.engine, flags.base_fill, raw.kv);
   add_http_flags(*serve, flags, raw);
   std::ostringstream out;
   try {
     app.parse(argc, argv);
     finish(raw, flags);
+    finish_engine_flags(raw.engine, flags.engine);
     finish_kv_flags(*serve, raw.kv, flags.engine);
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e, out, out);

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "server/flags.h"
+#include "server/engine_flags.h"
 
 namespace ekv {
 namespace {
@@ -63,8 +63,9 @@ void add_modes(CLI::App& app, EngineConfig& config, BaseFill& fill) {
 void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& raw) {
   add_modes(app, config, fill);
   FidelityConfig& f = config.fidelity;
-  app.add_option("--kv-host-bytes", raw.host_bytes,
-                 "host memory for low bytes; without room nothing is demoted")
+  app.add_option(
+         "--kv-host-bytes", raw.host_bytes,
+         "host memory for low bytes, without room nothing is demoted; with exact-offload for whole pairs")
       ->capture_default_str();
   app.add_option("--max-base-fraction", f.max_base_fraction,
                  "most of the resident pairs that may be BASE, 0 to 1")
@@ -100,14 +101,6 @@ void finish_kv_flags(const CLI::App& app, const KvFlags& raw, EngineConfig& conf
   keep("--scheduler-reserve-full-isl", s.reserve_full_prompt, given.scheduler.reserve_full_prompt);
   keep("--watermark", s.watermark, given.scheduler.watermark);
   keep("--enable-prefix-caching", config.kv.prefix_cache, given.kv.prefix_cache);
-}
-
-int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
-  const Result<int64_t> size = parse_size(text);
-  if (!size) throw CLI::ValidationError(flag, size.error().message);
-  if (*size < least || *size > most)
-    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
-  return *size;
 }
 
 }  // namespace ekv

@@ -20,7 +20,4 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
 // Applies the preset under the flags that were given, and the sizes. Throws CLI::ValidationError.
 void finish_kv_flags(const CLI::App& app, const KvFlags& raw, EngineConfig& config);
 
-// The size that `text` is. Throws CLI::ValidationError, which names the flag.
-int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most);
-
 }  // namespace ekv

@@ -4,12 +4,14 @@
 
 #include <string_view>
 
+#include "bench/replay_command.h"
 #include "server/bench_command.h"
 #include "server/flags.h"
 #include "server/serve.h"
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "bench") return ekv::bench_command(argc - 1, argv + 1);
+  if (argc > 1 && std::string_view(argv[1]) == "replay") return ekv::replay(argc - 1, argv + 1);
   const ekv::CommandLine line = ekv::parse_command_line(argc, argv);
   if (line.serve) return ekv::serve(*line.serve);
   fmt::print(line.exit_code == 0 ? stdout : stderr, "{}", line.text);

@@ -305,23 +305,17 @@ TEST(Report, DetailHasOneEntryPerRequest) {
   EXPECT_EQ(json["errors"], Json({"", "HTTP 500"}));
 }
 
-TEST(TimeMean, WeighsValuesByHowLongTheyHeld) {
-  TimeMean queue;
-  EXPECT_FALSE(queue.mean(10));
-  queue.set(1'000'000, 4);
-  queue.set(3'000'000, 0);
-  queue.set(4'000'000, 10);
-  EXPECT_DOUBLE_EQ(*queue.mean(5'000'000), (4 * 2 + 0 + 10) / 4.0);
-  EXPECT_EQ(queue.max(), 10);
-}
-
-TEST(TimeSeries, KeepsOnePointPerPeriod) {
-  TimeSeries series(1'000'000);
-  for (int64_t ms = 0; ms < 3500; ms += 300) series.sample({.time_us = ms * 1000, .waiting = ms});
-  const Json json = series.json();
-  EXPECT_EQ(json["t_s"], Json({0.0, 1.2, 2.1, 3.0}));
-  EXPECT_EQ(json["waiting"], Json({0, 1200, 2100, 3000}));
-  EXPECT_EQ(json["base_pairs"].size(), 4u);
+TEST(Series, AddsEnginesAndHasAColumnForEachFigure) {
+  SeriesPoint sum{.time_us = 5'000'000, .running = 1, .waiting = 2, .base_pairs = 3, .live_pairs = 40};
+  sum += SeriesPoint{.time_us = 5'000'000, .running = 10, .free_pages = 7, .base_pairs = 1, .live_pairs = 4};
+  const Json json = series_json(std::vector{SeriesPoint{}, sum}, 5'000'000);
+  EXPECT_EQ(json["period_s"], 5.0);
+  EXPECT_EQ(json["t_s"], Json({0.0, 5.0}));
+  EXPECT_EQ(json["running"], Json({0, 11}));
+  EXPECT_EQ(json["waiting"], Json({0, 2}));
+  EXPECT_EQ(json["free_pages"], Json({0, 7}));
+  EXPECT_EQ(json["base_pairs"], Json({0, 4}));
+  EXPECT_EQ(json["live_pairs"], Json({0, 44}));
 }
 
 }  // namespace

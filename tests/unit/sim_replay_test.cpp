@@ -9,80 +9,92 @@
 #include <map>
 #include <random>
 
-#include "bench/sim_log.h"
+#include "bench/step_log.h"
 #include "util/json.h"
 
 namespace ekv {
 namespace {
 
-SimOptions options(const std::string& model = "a100-llama-3.1-8b") {
+struct Sim {
+  CostModel model;
+  ReplayOptions options;
+  int replicas = 1;
+};
+
+Sim simulated(const std::string& model = "a100-llama-3.1-8b") {
   Result<CostModel> loaded = load_cost_model(model);
   EXPECT_TRUE(bool(loaded));
-  SimOptions options{.model = *loaded};
-  options.engine.kv.num_pages = 600;
-  options.engine.max_model_len = 4096;
-  return options;
+  Sim sim{.model = *loaded};
+  sim.options.engine.kv.num_pages = 600;
+  sim.options.engine.max_model_len = 4096;
+  return sim;
 }
 
-std::vector<SimRequest> random_requests(unsigned seed, int count) {
+ReplayLoad random_load(unsigned seed, int count) {
   std::mt19937 rng(seed);
-  std::vector<SimRequest> requests;
+  ReplayLoad load;
   int64_t time_us = 0;
   for (int i = 0; i < count; ++i) {
     time_us += rng() % 400'000;
-    SimRequest request{.arrival_us = time_us, .num_output = 1 + int(rng() % 200)};
-    for (int length = 1 + int(rng() % 1500); length > 0; --length)
-      request.prompt.push_back(TokenId(rng() % 1000));
-    requests.push_back(std::move(request));
+    load.requests.push_back(
+        {.arrival_us = time_us, .num_prompt = 1 + int(rng() % 1500), .num_output = 1 + int(rng() % 200)});
   }
-  return requests;
+  load.prompt = [requests = load.requests, seed](size_t index) {
+    std::mt19937 tokens(seed + unsigned(index));
+    std::vector<TokenId> prompt(size_t(requests[index].num_prompt));
+    for (TokenId& token : prompt) token = TokenId(tokens() % 1000);
+    return prompt;
+  };
+  return load;
 }
 
-SimResult run(std::span<const SimRequest> requests, const SimOptions& options) {
-  Result<SimResult> result = run_sim(requests, options);
+ReplayResult run(const ReplayLoad& load, const Sim& sim) {
+  Result<ReplayResult> result = run_sim(load, sim.model, sim.replicas, sim.options);
   EXPECT_TRUE(bool(result)) << (result ? "" : result.error().message);
-  return result ? *std::move(result) : SimResult{};
+  return result ? *std::move(result) : ReplayResult{};
 }
 
-void expect_complete(std::span<const SimRequest> requests, const SimResult& result) {
-  ASSERT_EQ(result.requests.size(), requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const SimRequestRecord& record = result.requests[i];
+void expect_complete(const ReplayLoad& load, const ReplayResult& result) {
+  ASSERT_EQ(result.requests.size(), load.requests.size());
+  for (size_t i = 0; i < load.requests.size(); ++i) {
+    const ReplayRecord& record = result.requests[i];
     EXPECT_EQ(record.finish, FinishReason::length);
-    EXPECT_EQ(int(record.token_us.size()), requests[i].num_output);
+    EXPECT_EQ(int(record.token_us.size()), load.requests[i].num_output);
     EXPECT_TRUE(std::ranges::is_sorted(record.token_us));
     EXPECT_GE(record.first_scheduled_us, record.arrival_us);
     EXPECT_GT(record.token_us.front(), record.first_scheduled_us);
-    EXPECT_LE(record.token_us.back(), result.end_us);
+    EXPECT_EQ(record.token_us.back(), record.end_us);
+    EXPECT_LE(record.end_us, result.end_us);
   }
 }
 
 TEST(SimReplay, EqualRunsHaveEqualLogs) {
-  const auto requests = random_requests(1, 60);
-  SimOptions sim = options();
-  const SimResult first = run(requests, sim), second = run(requests, sim);
-  expect_complete(requests, first);
+  const ReplayLoad load = random_load(1, 60);
+  Sim sim = simulated();
+  const ReplayResult first = run(load, sim), second = run(load, sim);
+  expect_complete(load, first);
   EXPECT_GT(first.preemptions, 0) << "the run must be under pressure to mean something";
   EXPECT_EQ(first.log_hash, second.log_hash);
   EXPECT_EQ(first.end_us, second.end_us);
-  sim.event_log = testing::TempDir() + "/ekv_sim_same.jsonl";
-  EXPECT_EQ(run(requests, sim).log_hash, first.log_hash) << "writing the log changes nothing";
-  sim.engine.scheduler.max_step_tokens = 512;
-  EXPECT_NE(run(requests, sim).log_hash, first.log_hash);
+  sim.options.step_log = testing::TempDir() + "/ekv_sim_same.jsonl";
+  EXPECT_EQ(run(load, sim).log_hash, first.log_hash) << "writing the log changes nothing";
+  sim.options.engine.scheduler.max_step_tokens = 512;
+  EXPECT_NE(run(load, sim).log_hash, first.log_hash);
 }
 
 TEST(SimReplay, OpenLoopKeepsTheTimesOfTheTrace) {
-  const auto requests = random_requests(2, 40);
-  const SimResult result = run(requests, options());
-  expect_complete(requests, result);
-  for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(result.requests[i].arrival_us, requests[i].arrival_us);
-  EXPECT_EQ(result.last_arrival_us, requests.back().arrival_us);
+  const ReplayLoad load = random_load(2, 40);
+  const ReplayResult result = run(load, simulated());
+  expect_complete(load, result);
+  for (size_t i = 0; i < load.requests.size(); ++i)
+    EXPECT_EQ(result.requests[i].arrival_us, load.requests[i].arrival_us);
+  EXPECT_EQ(result.last_arrival_us, load.requests.back().arrival_us);
 }
 
 TEST(SimReplay, AnIdleEngineSleepsUntilTheNextArrival) {
-  std::vector<SimRequest> requests = synthetic_requests(2, 10, 3);
-  requests[1].arrival_us = 3'600'000'000;
-  const SimResult result = run(requests, options());
+  ReplayLoad load = synthetic_load(2, 10, 3);
+  load.requests[1].arrival_us = 3'600'000'000;
+  const ReplayResult result = run(load, simulated());
   EXPECT_EQ(result.requests[1].first_scheduled_us, 3'600'000'000);
   const auto& a = result.requests[0].token_us;
   const auto& b = result.requests[1].token_us;
@@ -90,20 +102,20 @@ TEST(SimReplay, AnIdleEngineSleepsUntilTheNextArrival) {
 }
 
 TEST(SimReplay, AnArrivalDuringAStepWaitsForItsEnd) {
-  std::vector<SimRequest> requests = synthetic_requests(2, 2000, 3);
-  requests[1].arrival_us = 1;
-  const SimResult result = run(requests, options());
+  ReplayLoad load = synthetic_load(2, 2000, 3);
+  load.requests[1].arrival_us = 1;
+  const ReplayResult result = run(load, simulated());
   EXPECT_EQ(result.requests[1].first_scheduled_us, result.requests[0].token_us[0]);
 }
 
 TEST(SimReplay, ClosedLoopKeepsSoManyUnderWay) {
-  const auto requests = random_requests(3, 50);
-  SimOptions sim = options();
-  sim.concurrency = 7;
-  const SimResult result = run(requests, sim);
-  expect_complete(requests, result);
+  const ReplayLoad load = random_load(3, 50);
+  Sim sim = simulated();
+  sim.options.concurrency = 7;
+  const ReplayResult result = run(load, sim);
+  expect_complete(load, result);
   std::map<int64_t, int> starts, ends;
-  for (const SimRequestRecord& r : result.requests) ++starts[r.arrival_us], ++ends[r.token_us.back()];
+  for (const ReplayRecord& r : result.requests) ++starts[r.arrival_us], ++ends[r.token_us.back()];
   EXPECT_EQ(starts.at(0), 7);
   starts.erase(0);
   int started = 7;
@@ -115,41 +127,41 @@ TEST(SimReplay, ClosedLoopKeepsSoManyUnderWay) {
 }
 
 TEST(SimReplay, WhoArrivesAtTheEndOfAStepIsInTheNext) {
-  const auto requests = synthetic_requests(20, 10, 30);
-  SimOptions sim = options();
-  sim.concurrency = 3;
-  for (const SimRequestRecord& record : run(requests, sim).requests)
+  const ReplayLoad load = synthetic_load(20, 10, 30);
+  Sim sim = simulated();
+  sim.options.concurrency = 3;
+  for (const ReplayRecord& record : run(load, sim).requests)
     EXPECT_EQ(record.first_scheduled_us, record.arrival_us);
 }
 
 TEST(SimReplay, ReplicasShareTheLoadAndKeepTheirOwnTime) {
-  const auto requests = random_requests(4, 120);
-  SimOptions sim = options();
-  const SimResult one = run(requests, sim);
+  const ReplayLoad load = random_load(4, 120);
+  Sim sim = simulated();
+  const ReplayResult one = run(load, sim);
   sim.replicas = 3;
   std::map<int, int64_t> end_us;
-  sim.on_step = [&](int replica, const StepRecord& record) {
+  sim.options.on_step = [&](int replica, const StepRecord& record) {
     EXPECT_GE(record.start_us, end_us[replica]);
     end_us[replica] = record.end_us;
   };
-  const SimResult three = run(requests, sim);
-  expect_complete(requests, three);
+  const ReplayResult three = run(load, sim);
+  expect_complete(load, three);
   EXPECT_EQ(end_us.size(), 3u);
   std::map<int, int> share;
-  for (const SimRequestRecord& record : three.requests) ++share[record.replica];
+  for (const ReplayRecord& record : three.requests) ++share[record.replica];
   for (const auto& [replica, count] : share) EXPECT_GT(count, 20) << replica;
   EXPECT_LT(three.mean_waiting, one.mean_waiting);
-  sim.on_step = nullptr;
-  EXPECT_EQ(run(requests, sim).log_hash, three.log_hash);
+  sim.options.on_step = nullptr;
+  EXPECT_EQ(run(load, sim).log_hash, three.log_hash);
 }
 
 TEST(SimReplay, WhatCanNeverFitIsRefusedAndTheRestGoesOn) {
-  auto requests = synthetic_requests(3, 100, 5);
-  requests[1].num_output = 4096;
-  SimOptions sim = options();
+  ReplayLoad load = synthetic_load(3, 100, 5);
+  load.requests[1].num_output = 4096;
+  Sim sim = simulated();
   for (const int concurrency : {0, 1}) {
-    sim.concurrency = concurrency;
-    const SimResult result = run(requests, sim);
+    sim.options.concurrency = concurrency;
+    const ReplayResult result = run(load, sim);
     EXPECT_EQ(result.requests[1].finish, FinishReason::error);
     EXPECT_NE(result.requests[1].error.find("4196"), std::string::npos) << result.requests[1].error;
     EXPECT_EQ(result.requests[2].token_us.size(), 5u);
@@ -157,29 +169,29 @@ TEST(SimReplay, WhatCanNeverFitIsRefusedAndTheRestGoesOn) {
 }
 
 TEST(SimReplay, SettingsThatMakeNoSenseAreErrors) {
-  auto requests = synthetic_requests(2, 10, 1);
-  SimOptions sim = options();
+  ReplayLoad load = synthetic_load(2, 10, 1);
+  Sim sim = simulated();
   sim.replicas = 0;
-  EXPECT_FALSE(bool(run_sim(requests, sim)));
-  sim = options();
-  sim.event_log = "/nonexistent/log.jsonl";
-  EXPECT_FALSE(bool(run_sim(requests, sim)));
-  sim = options();
-  sim.engine.scheduler.max_step_seqs = 0;
-  EXPECT_FALSE(bool(run_sim(requests, sim)));
-  requests[0].arrival_us = 5;
-  EXPECT_FALSE(bool(run_sim(requests, options())));
-  requests[0].arrival_us = 0, requests[1].num_output = 0;
-  EXPECT_FALSE(bool(run_sim(requests, options())));
+  EXPECT_FALSE(bool(run_sim(load, sim.model, sim.replicas, sim.options)));
+  sim = simulated();
+  sim.options.step_log = "/nonexistent/log.jsonl";
+  EXPECT_FALSE(bool(run_sim(load, sim.model, sim.replicas, sim.options)));
+  sim = simulated();
+  sim.options.engine.scheduler.max_step_seqs = 0;
+  EXPECT_FALSE(bool(run_sim(load, sim.model, sim.replicas, sim.options)));
+  load.requests[0].arrival_us = 5;
+  EXPECT_FALSE(bool(run_sim(load, simulated().model, 1, simulated().options)));
+  load.requests[0].arrival_us = 0, load.requests[1].num_output = 0;
+  EXPECT_FALSE(bool(run_sim(load, simulated().model, 1, simulated().options)));
 }
 
 TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
-  const auto requests = random_requests(5, 40);
-  SimOptions sim = options();
-  sim.engine.kv.num_pages = 300;
-  sim.event_log = testing::TempDir() + "/ekv_sim_log.jsonl";
-  const SimResult result = run(requests, sim);
-  std::ifstream file(sim.event_log);
+  const ReplayLoad load = random_load(5, 40);
+  Sim sim = simulated();
+  sim.options.engine.kv.num_pages = 300;
+  sim.options.step_log = testing::TempDir() + "/ekv_sim_log.jsonl";
+  const ReplayResult result = run(load, sim);
+  std::ifstream file(sim.options.step_log);
   int64_t steps = 0, preemptions = 0, recomputed = 0, prefill = 0;
   size_t ended = 0;
   for (std::string line; std::getline(file, line);) {
@@ -192,14 +204,14 @@ TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
       continue;
     }
     ++ended;
-    const SimRequestRecord& record = result.requests[(*json)["request"].get<size_t>()];
+    const ReplayRecord& record = result.requests[(*json)["request"].get<size_t>()];
     int64_t time_us = record.arrival_us;
     std::vector<int64_t> token_us;
     for (const Json& gap : (*json)["gaps_us"]) token_us.push_back(time_us += gap.get<int64_t>());
     EXPECT_EQ(token_us, record.token_us);
     EXPECT_EQ((*json)["preemptions"], record.num_preemptions);
   }
-  EXPECT_EQ(ended, requests.size());
+  EXPECT_EQ(ended, load.requests.size());
   EXPECT_EQ(steps, result.steps);
   EXPECT_EQ(preemptions, result.preemptions);
   EXPECT_GT(recomputed, 0) << "the run must be under pressure to mean something";
@@ -208,13 +220,13 @@ TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
 }
 
 uint64_t hash_of(const char* kind, std::vector<LogField> fields, std::vector<int64_t> list) {
-  Result<std::unique_ptr<SimLog>> log = SimLog::open("");
+  Result<std::unique_ptr<StepLog>> log = StepLog::open("");
   EXPECT_TRUE(bool(log));
   (*log)->write(kind, fields, "list", list);
   return (*log)->hash();
 }
 
-TEST(SimLog, TheHashSeesEveryValue) {
+TEST(StepLog, TheHashSeesEveryValue) {
   const uint64_t plain = hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4});
   EXPECT_EQ(hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4}), plain);
   EXPECT_NE(hash_of("request", {{"a", 1}, {"b", 2}}, {3, 4}), plain);

@@ -1,0 +1,38 @@
+#include "bench/offline_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace ekv {
+
+Result<Model> load_model(const OfflineModelFlags& flags) {
+  const bool folder = std::filesystem::is_directory(flags.model);
+  Result<ModelConfig> config = folder ? load_model_config(flags.model) : builtin_model_config(flags.model);
+  if (!config) return config.error();
+  if (flags.load_format == "dummy") return Model::dummy(*std::move(config), flags.seed);
+  if (folder) return Model::load(flags.model, *std::move(config));
+  return Error{Error::invalid_argument,
+               fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
+               "load-format"};
+}
+
+Result<EngineConfig> fit_engine(EngineConfig engine, const ModelConfig& model, int longest) {
+  if (longest > model.max_position)
+    return Error{Error::invalid_argument,
+                 fmt::format("sequences of {} tokens are beyond the {} positions of the model", longest,
+                             model.max_position),
+                 "input-len"};
+  engine.max_model_len = longest;
+  if (engine.kv.num_pages == 0)
+    engine.kv.num_pages = int(std::min<size_t>(engine.kv.pool_bytes / kv_shape(model).page_bytes(), 1 << 24));
+  if (Status wrong = validate(engine)) return *std::move(wrong);
+  return engine;
+}
+
+KvShape kv_shape(const ModelConfig& model) {
+  return {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+}
+
+}  // namespace ekv

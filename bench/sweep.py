@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Runs `elastickv replay` over a grid of settings and keeps what came out in bench/results/replay-NAME.json.
+
+  sweep.py run NAME...     concurrency, sharegpt, mooncake, replicas, ablation, or all
+  sweep.py table           writes the tables of those files into bench/results/replay.md, between its markers
+  sweep.py commands NAME   prints the commands, one a line
+
+Runs that a file has already are not repeated, unless --again is given. Needs the published traces (--traces).
+"""
+import argparse
+import concurrent.futures
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
+POLICIES = ["target-only", "exact-offload", "static8", "elastic"]
+# vLLM's token budget is 2,048 on an A100 and 8,192 on an H200; `modern` has the latter, so that both are shown.
+PRESETS = {"paper015": ["--preset", "paper015"],
+           "modern": ["--preset", "modern", "--max-num-batched-tokens", "2048"],
+           "modern-8192": ["--preset", "modern"],
+           "modern-512": ["--preset", "modern", "--max-num-batched-tokens", "512"]}
+LLAMA, QWEN = "a100-llama-3.1-8b", "a100-qwen3-8b"
+BUDGET = ["--kv-cache-memory-bytes", "20G", "--kv-host-bytes", "64G"]
+WINDOWS = {"A": "450:750", "B": "1650:1950", "C": "2850:3150"}
+LONG_WINDOWS = {"A": "300:900", "B": "1500:2100", "C": "2700:3300"}
+KEEP = ["model", "policy", "preset", "window", "dilate", "concurrency", "rate", "variant", "replicas", "requests", "completed",
+        "failed", "input_tokens", "output_tokens", "duration_s", "ttft_ms", "tpot_ms", "tbt_ms", "output_tokens_per_s",
+        "preemptions", "recomputed_tokens", "base_exposure", "base_exposure_query_weighted", "request_base_exposure",
+        "demoted_pairs", "promoted_pairs", "demotion_steps", "promotion_steps", "prefix_hit_tokens", "eff300", "max_waiting",
+        "mean_waiting", "drain_s", "steps", "simulated_s", "wall_s", "log_hash"]
+
+
+def grid(model, preset, policy, load, **labels):
+    command = ["--cost-model", model, *BUDGET, *PRESETS[preset], "--kv-policy", policy, *load]
+    return command + [f"--metadata={k}={v}" for k, v in {"preset": preset, **labels}.items()]
+
+
+def concurrency(traces):
+    for model in (LLAMA, QWEN):
+        for preset in ("paper015", "modern", "modern-8192"):
+            for policy in POLICIES:
+                for clients in (16, 24, 32, 36, 38, 40, 48):
+                    yield grid(model, preset, policy, ["--synthetic", "600:4096:1024", "--concurrency", str(clients)])
+
+
+def sharegpt(traces):
+    lengths = ["--trace", f"{traces}/lengths/sharegpt_v3_first_turn_lengths.csv", "--length-filter", "4:1024:2048"]
+    for model in (LLAMA, QWEN):
+        for preset in ("paper015", "modern"):
+            for policy in POLICIES:
+                for rate in (4, 7, 10, 13, 16, 19, 22):
+                    yield grid(model, preset, policy, [*lengths, "--limit", "5000", "--request-rate", str(rate)])
+
+
+def mooncake_load(traces, window, dilate):
+    return ["--trace", f"{traces}/mooncake/conversation_trace.jsonl", "--window", window, "--dilate", str(dilate)]
+
+
+def mooncake(traces):
+    for dilate in (16, 20):
+        for window, span in WINDOWS.items():
+            for preset in ("paper015", "modern", "modern-512"):
+                for policy in POLICIES:
+                    yield grid(LLAMA, preset, policy, mooncake_load(traces, span, dilate), window=window)
+
+
+def replicas(traces):
+    for window, span in LONG_WINDOWS.items():
+        for preset in ("paper015", "modern-8192"):
+            for policy in POLICIES:
+                load = [*mooncake_load(traces, span, 5), "--replicas", "4"]
+                yield grid("h200x2-llama-3.1-70b", preset, policy, load, window=window)
+
+
+def paper_costs():
+    """The shipped A100 model with what the paper's own implementation costs (its Table 11), as a file."""
+    model = json.loads((ROOT / f"src/backend/sim/models/{LLAMA}.json").read_text())
+    model["name"] += "-paper-costs"
+    model["step"]["fixed_us"] += 1230 + 320
+    model["demotion"].update(fixed_us=25440, per_pair_us=0)
+    path = Path(tempfile.gettempdir()) / f"{model['name']}.json"
+    path.write_text(json.dumps(model))
+    return str(path)
+
+
+def ablation(traces):
+    variants = {"elastic": [], "watermark demotion": ["--demotion", "watermark"], "eager promotion": ["--promotion", "eager"],
+                "no promotion": ["--promotion", "none"], "general path": ["--attention-path", "general"],
+                "eager demotion": ["--demotion", "eager"], "writethrough backing": ["--kv-backing", "writethrough"],
+                "cap 10 %": ["--max-base-fraction", "0.1"], "guaranteed admission": ["--admission", "guaranteed"]}
+    load = ["--synthetic", "600:4096:1024", "--concurrency", "38"]
+    for name, flags in variants.items():
+        yield grid(LLAMA, "paper015", "elastic", [*load, *flags], variant=name)
+    yield grid(paper_costs(), "paper015", "elastic", load, variant="costs of the paper's implementation")
+
+
+SWEEPS = {f.__name__: f for f in (concurrency, sharegpt, mooncake, replicas, ablation)}
+
+
+def replay(program, command):
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        done = subprocess.run([program, "replay", *command, "--quiet", "--json", file.name], capture_output=True, text=True)
+        if done.returncode != 0 and "requests failed" not in done.stderr:
+            return None, done.stderr.strip()
+        result = json.loads(Path(file.name).read_text())
+    return {"command": shown(command)} | {key: rounded(result.get(key)) for key in KEEP}, ""
+
+
+def shown(command):
+    """A command without the places of this machine; what a result is found again by."""
+    text = " ".join(f"'{c}'" if " " in c else c for c in command)
+    return re.sub(r"\S*/(?=lengths/|mooncake/)", "TRACES/", text).replace(tempfile.gettempdir() + "/", "")
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def load_runs(name):
+    path = RESULTS / f"replay-{name}.json"
+    return json.loads(path.read_text())["runs"] if path.exists() else []
+
+
+def save(name, runs):
+    lines = ",\n  ".join(json.dumps(run) for run in runs)
+    (RESULTS / f"replay-{name}.json").write_text(f'{{"runs": [\n  {lines}\n]}}\n')
+
+
+def run_sweep(name, args):
+    commands = [c for c in SWEEPS[name](args.traces) if not args.policy or c[c.index("--kv-policy") + 1] in args.policy]
+    known = {run["command"]: run for run in load_runs(name)}
+    missing = [c for c in commands if args.again or shown(c) not in known]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for command, (run, error) in zip(missing, pool.map(lambda c: replay(args.elastickv, c), missing)):
+            if run is None:
+                print(f"{name}: {shown(command)}\n  {error}", file=sys.stderr)
+                continue
+            known[run["command"]] = run
+            print(f"{name}: {run['command']}: {run['simulated_s']:.0f} s in {run['wall_s']:.1f} s", flush=True)
+    order = [shown(c) for c in SWEEPS[name](args.traces)]
+    save(name, [known[c] for c in order if c in known])
+
+
+def seconds(value):
+    return "-" if value is None else f"{value / 1e3:.2f}" if value < 1e5 else f"{value / 1e3:.0f}"
+
+
+def cells(run):
+    exposure = run["base_exposure"] or 0
+    return {"TTFT s": seconds(run["ttft_ms"]["mean"]), "P90": seconds(run["ttft_ms"]["p90"]),
+            "TPOT ms": f"{run['tpot_ms']['mean']:.1f}", "P90 ms": f"{run['tpot_ms']['p90']:.1f}",
+            "tokens/s": f"{run['output_tokens_per_s']:.0f}", "preempted": f"{run['preemptions']:,}",
+            "recomputed": f"{run['recomputed_tokens'] / 1e6:.2f} M", "exposure %": f"{100 * exposure:.2f}",
+            "Eff@300 %": f"{100 * run['eff300']:.1f}", "waiting": f"{run['mean_waiting']:.1f}", "drain s": f"{run['drain_s']:.0f}",
+            "failed": str(run["failed"])}
+
+
+COLUMNS = {"concurrency": (["model", "preset"], ["concurrency", "policy"],
+                           ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "recomputed", "exposure %"]),
+           "sharegpt": (["model", "preset"], ["rate", "policy"],
+                        ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %"]),
+           "mooncake": (["dilate", "preset"], ["window", "policy"],
+                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s"]),
+           "replicas": (["preset"], ["window", "policy"],
+                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s", "failed"]),
+           "ablation": ([], ["variant"], ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %"])}
+
+
+def table(name, heads, rows, columns, runs):
+    lines = []
+    for head in dict.fromkeys(tuple(run[h] for h in heads) for run in runs):
+        group = sorted((r for r in runs if tuple(r[h] for h in heads) == head), key=lambda r: order_of(r, rows))
+        if head:
+            lines += ["", "**" + ", ".join(f"{h} {v:g}" if isinstance(v, float) else str(v) for h, v in zip(heads, head)) + "**"]
+        lines += ["", "| " + " | ".join(rows + columns) + " |", "|" + "---|" * len(rows) + "---:|" * len(columns)]
+        for run in group:
+            values = [f"{run[r]:g}" if isinstance(run[r], (int, float)) else str(run[r]) for r in rows]
+            lines.append("| " + " | ".join(values + [cells(run)[c] for c in columns]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def order_of(run, rows):
+    return [POLICIES.index(run[r]) if r == "policy" else 0 if r == "variant" else run[r] for r in rows]
+
+
+def write_tables():
+    path = RESULTS / "replay.md"
+    text = path.read_text()
+    for name, (heads, rows, columns) in COLUMNS.items():
+        begin, end = f"<!-- table {name} -->\n", f"<!-- end {name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + table(name, heads, rows, columns, load_runs(name)) + "\n" + end + rest.split(end)[1]
+    path.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "table", "commands"])
+    parser.add_argument("names", nargs="*", choices=[*SWEEPS, "all", []], metavar="NAME")
+    parser.add_argument("--elastickv", default=str(ROOT / "build/release/elastickv"))
+    parser.add_argument("--traces", default=str(ROOT.parent / "shared/traces"), help="folder of the published traces")
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="these only")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true")
+    args = parser.parse_args()
+    names = list(SWEEPS) if "all" in args.names else args.names
+    if args.action == "table":
+        return write_tables()
+    for name in names:
+        if args.action == "run":
+            run_sweep(name, args)
+        for command in SWEEPS[name](args.traces) if args.action == "commands" else []:
+            print("elastickv replay", shown(command))
+
+
+if __name__ == "__main__":
+    main()

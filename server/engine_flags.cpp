@@ -1,0 +1,51 @@
+#include "server/engine_flags.h"
+
+#include <fmt/format.h>
+
+#include "server/flags.h"
+
+namespace ekv {
+
+void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
+  SchedulerConfig& scheduler = config.scheduler;
+  app.add_option("--kv-cache-memory-bytes", raw.kv_cache_memory, "bytes of the KV pool; 512M, 4G")
+      ->capture_default_str();
+  app.add_option("--num-gpu-blocks-override", config.kv.num_pages,
+                 "exact number of KV pages of 16 tokens; 0: what fits in the pool")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", config.kv.prefix_cache,
+               "reuse the KV of equal prompt prefixes (default: on)");
+  app.add_option("--max-num-batched-tokens", raw.max_step_tokens, "tokens computed in one step")
+      ->capture_default_str();
+  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")->capture_default_str();
+  app.add_option("--long-prefill-token-threshold", scheduler.max_chunk_tokens,
+                 "longest prefill chunk of one sequence, in tokens; 0: no limit")
+      ->capture_default_str();
+  app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
+      ->check(CLI::IsMember({"fcfs", "priority"}))
+      ->capture_default_str();
+  app.add_flag("--scheduler-reserve-full-isl,!--no-scheduler-reserve-full-isl", scheduler.reserve_full_prompt,
+               "admit a request only when its whole prompt fits (default: on)");
+  app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting, 0 to 1")
+      ->capture_default_str();
+}
+
+void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
+  config.kv.pool_bytes =
+      size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
+  config.scheduler.max_step_tokens =
+      int(size_or_throw("--max-num-batched-tokens", raw.max_step_tokens, 1, 1 << 24));
+  config.scheduler.policy =
+      raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
+}
+
+int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
+  const Result<int64_t> size = parse_size(text);
+  if (!size) throw CLI::ValidationError(flag, size.error().message);
+  if (*size < least || *size > most)
+    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
+  return *size;
+}
+
+}  // namespace ekv

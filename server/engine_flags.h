@@ -1,0 +1,27 @@
+#pragma once
+// engine_flags.h -- the flags of scheduler and KV pool that every command with an engine has, under vLLM's
+// names.
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "elastickv/config.h"
+
+namespace ekv {
+
+// Texts that become settings when all flags are known.
+struct EngineFlags {
+  std::string kv_cache_memory = "1G";
+  std::string max_step_tokens = "2048";
+  std::string scheduling_policy = "fcfs";
+};
+
+// `config` and `raw` outlive the parsing.
+void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw);
+// Throws CLI::ValidationError.
+void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
+
+// The size that `text` is. Throws CLI::ValidationError, which names the flag.
+int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most);
+
+}  // namespace ekv
