@@ -58,20 +58,17 @@ class PairTable {
   void release(PairId pair);  // the last reference frees its pages and slot, or leaves them to its transfer
   const Pair& operator[](PairId pair) const { return pairs_[size_t(pair)]; }
   const PairEntry& entry(PairId pair) const { return entries_[size_t(pair)]; }
-  bool is_base(PairId pair) const { return entry(pair).is_base(); }
+  bool is_base(PairId pair) const { return (traits_[size_t(pair)] & kBase) != 0; }
   void set_tainted(PairId pair) { pairs_[size_t(pair)].tainted = true; }
   void set_cached(PairId pair, CachedPair* entry) { pairs_[size_t(pair)].cached = entry; }
   // Pages that come free now when the last reference goes: none while the device still reads them.
-  int num_releasable_pages(PairId pair) const {
-    return holds_pages((*this)[pair].transition) ? 0 : num_pages_of(pair);
-  }
+  int num_releasable_pages(PairId pair) const { return traits_[size_t(pair)] / kReleasablePage; }
   bool has_releasable_slot(PairId pair) const;  // likewise its host slot
 
   // Transitions. Each returns what the device must do. `pair` is idle (no transition) unless said otherwise.
   bool may_demote(PairId pair, bool needs_backing) const {
-    const Pair& p = (*this)[pair];
-    return p.fidelity == Fidelity::target && p.transition == Transition::none && entry(pair).odd != -1 &&
-           (!needs_backing || p.slot != kNoSlot);
+    const uint8_t wanted = needs_backing ? kDemotable | kBacked : kDemotable;
+    return (traits_[size_t(pair)] & wanted) == wanted;
   }  // TARGET, idle, whole; with `needs_backing` backed
   // Frees the odd page at once. With `keep_low` and no backing yet the low bytes go to a host slot, of which
   // there must be a free one.
@@ -101,7 +98,6 @@ class PairTable {
   int num_free_slots() const { return slots_.num_free(); }
   int num_locked_slots() const { return num_locked_slots_; }  // nobody's until a transfer ends
   int num_open(TransferKind kind) const;                      // O(transfers)
-  uint32_t version() const { return version_; }               // changes whenever some pair's fidelity does
 
   // Every invariant above, recomputed from scratch; aborts with what is wrong.
   void check_integrity() const;
@@ -113,6 +109,9 @@ class PairTable {
     TransferKind kind{};
     bool open = false;
   };
+  enum Traits : uint8_t { kDemotable = 1, kBacked = 2, kBase = 4, kReleasablePage = 8 };  // and its multiples
+  uint8_t traits_of(PairId pair) const;
+  void changed(PairId pair) { traits_[size_t(pair)] = traits_of(pair); }
   uint32_t open_transfer(PairId pair, TransferKind kind, HostSlot slot = kNoSlot);
   TransferJob copy(PairId pair, HostSlot slot, TransferKind kind);
   void free_pages(PairId pair);
@@ -130,13 +129,15 @@ class PairTable {
   FreeList<HostSlot> slots_;
   std::vector<Pair> pairs_;         // [PairId]
   std::vector<PairEntry> entries_;  // [PairId] as backends read it
+  // [PairId] what planning asks of every pair of every sequence: one byte each stays in the first-level cache,
+  // where 20,000 records would not. Follows from the two above.
+  std::vector<uint8_t> traits_;
   std::vector<PairId> free_pairs_;
   std::vector<Transfer> transfers_;  // [ticket - 1]
   std::vector<uint32_t> free_tickets_;
   std::vector<HostSlot> promoted_slots_;
   int num_pairs_ = 0, num_base_ = 0, num_locked_ = 0, num_restoring_ = 0, num_transfers_ = 0;
   int num_locked_slots_ = 0;
-  uint32_t version_ = 0;
 };
 
 }  // namespace ekv

@@ -18,15 +18,15 @@ int old_end(const KvManager& kv, const Sequence& s) {
 }  // namespace
 
 void DemotableScan::scan(const KvManager& kv, std::span<Sequence* const> running,
-                         std::span<const PairId> kept) {
+                         std::span<const SeqView> views, std::span<const PairId> kept) {
   ++scan_;
   sources_.clear(), starts_.clear(), pairs_.clear();
   marks_.resize(size_t(kv.num_pages()));
   for (const Sequence* s : running) count_permits(kv, *s);
   for (PairId pair : kept) mark(pair).permits = kNotNow;
-  for (const Sequence* s : running) {
-    list_own(kv, *s);
-    list_shared(kv, *s);
+  for (size_t i = 0; i < running.size(); ++i) {
+    list_own(kv, *running[i], views[i].num_base);
+    list_shared(kv, *running[i], views[i].num_base);
   }
 }
 
@@ -42,9 +42,9 @@ void DemotableScan::count_permits(const KvManager& kv, const Sequence& s) {
   for (int i = kv.fidelity().sink_pairs; i < end; ++i) ++mark(s.blocks.pairs[size_t(i)]).permits;
 }
 
-void DemotableScan::list_own(const KvManager& kv, const Sequence& s) {
+void DemotableScan::list_own(const KvManager& kv, const Sequence& s, int num_base) {
   const PairTable& pairs = kv.pairs();
-  open_source(kv, s, 1);
+  open_source(kv, s, num_base, 1);
   const FidelityConfig& f = kv.fidelity();
   const bool needs_backing = f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough;
   const FidelitySource& source = sources_.back();
@@ -59,7 +59,7 @@ void DemotableScan::list_own(const KvManager& kv, const Sequence& s) {
   close_source();
 }
 
-void DemotableScan::list_shared(const KvManager& kv, const Sequence& s) {
+void DemotableScan::list_shared(const KvManager& kv, const Sequence& s, int num_base) {
   if (s.base_cap() < 1) return;
   const PairTable& pairs = kv.pairs();
   const FidelityConfig& f = kv.fidelity();
@@ -73,25 +73,21 @@ void DemotableScan::list_shared(const KvManager& kv, const Sequence& s) {
     m.permits = kNotNow;
     if (users != sharers) {
       if (sharers > 0) close_source();
-      open_source(kv, s, sharers = users);
+      open_source(kv, s, num_base, sharers = users);
     }
     pairs_.push_back(pair);
   }
   if (sharers > 0) close_source();
 }
 
-void DemotableScan::open_source(const KvManager& kv, const Sequence& s, int num_sharers) {
-  const PairTable& pairs = kv.pairs();
-  const int base = kv.num_live_base() == 0
-                       ? 0
-                       : int(std::ranges::count_if(s.blocks.pairs, [&](PairId p) { return pairs.is_base(p); }));
+void DemotableScan::open_source(const KvManager& kv, const Sequence& s, int num_base, int num_sharers) {
   sources_.push_back({.seq = s.id,
                       .tier = s.request.tier,
                       .nearly_done = is_nearly_done(kv, s),
                       .in_prefill = s.num_computed + 1 < s.num_tokens(),
                       .num_sharers = num_sharers,
                       .num_pairs = int(s.blocks.pairs.size()),
-                      .num_base = base});
+                      .num_base = num_base});
   starts_.push_back(pairs_.size());
 }
 

@@ -17,8 +17,10 @@ namespace ekv {
 // that it grows from there backwards and stays one run.
 class DemotableScan {
  public:
-  // `running` in the order of the queue; `kept` pairs are left out. Replaces what was found before.
-  void scan(const KvManager& kv, std::span<Sequence* const> running, std::span<const PairId> kept = {});
+  // `running` in the order of the queue, and their `views`; `kept` pairs are left out. Replaces what was found
+  // before.
+  void scan(const KvManager& kv, std::span<Sequence* const> running, std::span<const SeqView> views,
+            std::span<const PairId> kept);
 
   std::span<const FidelitySource> sources() const { return sources_; }
   std::span<const PairId> candidates(size_t source) const {
@@ -33,9 +35,9 @@ class DemotableScan {
   };
   Mark& mark(PairId pair);
   void count_permits(const KvManager& kv, const Sequence& sequence);
-  void list_own(const KvManager& kv, const Sequence& sequence);
-  void list_shared(const KvManager& kv, const Sequence& sequence);
-  void open_source(const KvManager& kv, const Sequence& sequence, int num_sharers);
+  void list_own(const KvManager& kv, const Sequence& sequence, int num_base);
+  void list_shared(const KvManager& kv, const Sequence& sequence, int num_base);
+  void open_source(const KvManager& kv, const Sequence& sequence, int num_base, int num_sharers);
   void close_source();
 
   std::vector<FidelitySource> sources_;

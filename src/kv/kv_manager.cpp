@@ -60,9 +60,12 @@ int KvManager::num_shared(const BlockTable& blocks) const {
 int KvManager::freeable_pages(const BlockTable& blocks) const {
   const int shared = num_shared(blocks);
   if (num_live_base() == 0 && pairs_.num_transfers() == 0) return blocks.num_blocks - 2 * shared;
+  const bool any_restored = pairs_.num_restoring() > 0;
   int pages = 0;
-  for (PairId pair : std::span(blocks.pairs).subspan(size_t(shared)))
-    pages += pairs_[pair].transition == Transition::restored ? 2 : pairs_.num_releasable_pages(pair);
+  for (PairId pair : std::span(blocks.pairs).subspan(size_t(shared))) {
+    const bool restored = any_restored && pairs_[pair].transition == Transition::restored;
+    pages += restored ? 2 : pairs_.num_releasable_pages(pair);
+  }
   return pages;
 }
 

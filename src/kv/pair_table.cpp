@@ -5,20 +5,30 @@
 namespace ekv {
 PairTable::PairTable(int num_pages, int num_host_slots) : pages_(num_pages), slots_(num_host_slots) {
   EKV_CHECK(num_pages > 0, "a pool has at least one page");
-  pairs_.reserve(size_t(num_pages)), entries_.reserve(size_t(num_pages));
+  pairs_.reserve(size_t(num_pages)), entries_.reserve(size_t(num_pages)), traits_.reserve(size_t(num_pages));
   free_pairs_.reserve(size_t(num_pages));
+}
+
+uint8_t PairTable::traits_of(PairId pair) const {
+  const Pair& p = (*this)[pair];
+  const bool is_base = p.fidelity == Fidelity::base;
+  const bool demotable = !is_base && p.transition == Transition::none && entry(pair).odd != -1;
+  const int releasable = holds_pages(p.transition) ? 0 : num_pages_of(pair);
+  return uint8_t((demotable ? kDemotable : 0) | (p.slot != kNoSlot ? kBacked : 0) | (is_base ? kBase : 0) |
+                 releasable * kReleasablePage);
 }
 
 PairId PairTable::create(PageId even) {
   EKV_CHECK(pages_.in_use(even), "a pair begins with a page that was acquired");
   if (free_pairs_.empty()) {
     free_pairs_.push_back(PairId(pairs_.size()));
-    pairs_.emplace_back(), entries_.emplace_back();
+    pairs_.emplace_back(), entries_.emplace_back(), traits_.emplace_back();
   }
   const PairId pair = free_pairs_.back();
   free_pairs_.pop_back();
   at(pair) = {.refs = 1};
   entries_[size_t(pair)] = {.even = int32_t(even), .odd = -1};
+  changed(pair);
   ++num_pairs_;
   return pair;
 }
@@ -27,6 +37,7 @@ void PairTable::set_odd(PairId pair, PageId odd) {
   PairEntry& e = entries_[size_t(pair)];
   EKV_CHECK(at(pair).refs > 0 && !e.is_base() && e.odd == -1, "a pair gets its odd page once, as TARGET");
   e.odd = int32_t(odd);
+  changed(pair);
 }
 
 void PairTable::retain(PairId pair) {
@@ -65,6 +76,7 @@ void PairTable::forget(PairId pair) {
   free_pages(pair);
   at(pair) = {};
   entries_[size_t(pair)] = {};
+  traits_[size_t(pair)] = 0;
   free_pairs_.push_back(pair);
 }
 
@@ -110,7 +122,8 @@ DemoteJob PairTable::demote(PairId pair, bool keep_low) {
   pages_.release(PageId(e.odd));
   e = {.even = int32_t(uint32_t(e.even) | kBasePair), .odd = -1};
   p.fidelity = Fidelity::base;
-  ++num_base_, ++version_;
+  ++num_base_;
+  changed(pair);
   return job;
 }
 
@@ -121,6 +134,7 @@ TransferJob PairTable::back_up(PairId pair) {
   EKV_CHECK(slot.has_value(), "no backup without room for the low bytes");
   at(pair).slot = *slot;
   at(pair).transition = Transition::backing_up;
+  changed(pair);
   const PairEntry& e = entry(pair);
   return {TransferKind::backup_low, e.even, e.odd, int32_t(*slot),
           open_transfer(pair, TransferKind::backup_low)};
@@ -129,6 +143,7 @@ TransferJob PairTable::back_up(PairId pair) {
 TransferJob PairTable::copy(PairId pair, HostSlot slot, TransferKind kind) {
   EKV_CHECK(at(pair).refs > 0 && may_demote(pair, false), "only a whole idle TARGET pair is stored or loaded");
   at(pair).transition = kind == TransferKind::store_pair ? Transition::storing : Transition::loading;
+  changed(pair);
   const PairEntry& e = entry(pair);
   return {kind, e.even, e.odd, int32_t(slot), open_transfer(pair, kind, slot)};
 }
@@ -140,6 +155,7 @@ TransferJob PairTable::restore(PairId pair, PageId odd) {
   EKV_CHECK(pages_.in_use(odd), "promotion takes a page that was acquired");
   p.reserved_odd = odd;
   p.transition = Transition::restoring;
+  changed(pair);
   lock(1);
   ++num_restoring_;
   return {TransferKind::restore_low, entry(pair).even_page(), int32_t(odd), int32_t(p.slot),
@@ -155,11 +171,12 @@ PromoteJob PairTable::promote(PairId pair, bool keep_slot) {
   p.reserved_odd = kNoPage;
   p.transition = Transition::none;
   p.fidelity = Fidelity::target;
-  --num_restoring_, --num_transfers_, ++version_;
+  --num_restoring_, --num_transfers_;
   if (p.refs > 0) {
     lock(-1);
     --num_base_;
     if (!keep_slot) promoted_slots_.push_back(std::exchange(p.slot, kNoSlot));
+    changed(pair);
   } else {
     lock(-num_pages_of(pair));
     --num_locked_slots_;
@@ -190,10 +207,12 @@ PairTable::Done PairTable::transfer_done(uint32_t ticket) {
   p.ticket = 0;
   if (done.kind == TransferKind::restore_low) {
     p.transition = Transition::restored;  // still counted as a transfer: it holds staging of the device
+    changed(done.pair);
     return done;
   }
   --num_transfers_;
   p.transition = Transition::none;
+  changed(done.pair);
   if (p.refs > 0) return done;
   lock(-num_pages_of(done.pair));
   num_locked_slots_ -= p.slot != kNoSlot;
@@ -224,6 +243,7 @@ void PairTable::check_integrity() const {
     const Pair& p = pairs_[i];
     const PairEntry& e = entries_[i];
     if (p.refs == 0 && p.transition == Transition::none) continue;
+    EKV_CHECK(traits_[i] == traits_of(PairId(i)), "the traits of a pair are those of its record");
     const bool is_base = p.fidelity == Fidelity::base;
     EKV_CHECK(is_base == e.is_base() && !(is_base && e.odd != -1), "BASE lives in the even page alone");
     EKV_CHECK(p.refs > 0 || holds_pages(p.transition), "a pair nobody refers to waits for its transfer");

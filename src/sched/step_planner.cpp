@@ -123,7 +123,7 @@ int StepPlanner::most_demotions(const KvManager& kv) const {
 }
 
 void StepPlanner::count_candidates(const KvManager& kv, const SequenceTable& sequences) {
-  demotable_.scan(kv, sequences.running(), kept_);
+  demotable_.scan(kv, sequences.running(), running_, kept_);
   for (SeqView& view : running_) view.num_demotable = 0;
   auto view = running_.begin();  // sources stand in the order of the running sequences
   for (const FidelitySource& source : demotable_.sources()) {
