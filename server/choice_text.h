@@ -66,7 +66,6 @@ class ChoiceText {
   bool done() const { return finish_ != FinishReason::none; }
   FinishReason finish() const { return finish_; }
   Json stop_reason() const { return stop_reason_; }  // the stop string or token id; null: neither
-  bool stopped_by_text() const { return scanner_.matched() != nullptr; }
   const SeqStats& stats() const { return stats_; }
   int num_tokens() const { return num_tokens_; }  // completion tokens, a stop token among them
   const std::string& error() const { return error_; }

@@ -58,6 +58,24 @@ void add_modes(CLI::App& app, EngineConfig& config, BaseFill& fill) {
       ->default_str("mid");
 }
 
+constexpr int kMost = 1 << 24;
+
+void add_thresholds(CLI::App& app, FidelityConfig& f) {
+  const auto add = [&app](const char* flag, int& value, const char* help) {
+    app.add_option(flag, value, help)->check(CLI::Range(0, kMost))->capture_default_str();
+  };
+  add("--min-demote-pairs", f.min_demote_pairs, "a shortage demotes at least so many pairs");
+  add("--min-remaining-tokens", f.min_remaining_tokens,
+      "sequences with fewer tokens to go change fidelity only when they must");
+  add("--reserve-decay", f.reserve_decay, "pages by which the reserve that promotion spares shrinks in a step");
+  add("--headroom-pages", f.headroom_pages, "pages per running sequence that promotion leaves free");
+  add("--max-restores", f.max_restores, "pairs on their way back from the host at any time");
+  app.add_option("--demotion-watermark", f.free_watermark,
+                 "share of the pool that --demotion watermark keeps free, 0 to 1")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& raw) {
@@ -68,19 +86,16 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
          "host memory for low bytes, without room nothing is demoted; with exact-offload for whole pairs")
       ->capture_default_str();
   app.add_option("--max-base-fraction", f.max_base_fraction,
-                 "most of the resident pairs that may be BASE, 0 to 1")
+                 "a pair is demoted only while at most this share of the resident pairs is BASE, 0 to 1")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  constexpr int kMost = 1 << 24;
   app.add_option("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET")
       ->check(CLI::Range(0, kMost))
       ->capture_default_str();
   app.add_option("--recent-pairs", f.recent_pairs, "last complete pairs of a sequence that stay TARGET")
       ->check(CLI::Range(0, kMost))
       ->capture_default_str();
-  app.add_option("--min-demote-pairs", f.min_demote_pairs, "a shortage demotes at least so many pairs")
-      ->check(CLI::Range(0, kMost))
-      ->capture_default_str();
+  add_thresholds(app, f);
   app.add_option("--preset", raw.preset,
                  "paper015 or modern: scheduler settings of vLLM 0.15 or of today; flags that are given win")
       ->check(CLI::IsMember({"paper015", "modern"}));

@@ -77,7 +77,6 @@ struct FidelityConfig {
   int min_remaining_tokens = 32;        // sequences nearer to their end change only if they must
   double max_base_fraction = 1.0;       // of all resident pairs
   double free_watermark = 0.1;          // share of the pool that DemotionMode::watermark keeps free
-  bool strict_sync = false;             // wait for each demotion, to measure what the order of a stream saves
   AttentionPath attention_path = AttentionPath::automatic;  // general: whenever a batch has a BASE pair
 };
 

@@ -65,7 +65,6 @@ struct SeqStats {
   int64_t arrival_us = 0, queued_us = 0;  // read from the client; tokenised and handed to the engine
   int64_t first_scheduled_us = 0, first_token_us = 0, last_token_us = 0;
   int64_t pairs_seen = 0, base_pairs_seen = 0;  // summed over steps; exposure = base_pairs_seen / pairs_seen
-  int num_base_steps = 0;                       // steps in which it saw a BASE pair
   double peak_base_fraction = 0;                // largest share of BASE pairs in one step
   int num_tainted = 0;                          // tokens computed from BASE, or from KV that was
 };

@@ -123,7 +123,6 @@ Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, Sequenc
     const int num_pairs = ceil_div(packed.kv_len[i], kPairTokens), num_base = packed.base_runs[i].count;
     SeqStats& stats = sequence.stats;
     stats.pairs_seen += num_pairs, stats.base_pairs_seen += num_base;
-    stats.num_base_steps += num_base > 0;
     stats.peak_base_fraction = std::max(stats.peak_base_fraction, double(num_base) / num_pairs);
     if (num_base > 0) sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
     if (sequence.tainted_from != kClean) stats.num_tainted += chunk.num_tokens;

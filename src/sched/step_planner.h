@@ -23,7 +23,6 @@ class StepPlanner {
   void plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
 
   // Of the last plan.
-  std::span<const SeqView> running() const { return running_; }
   std::span<const SeqView> waiting() const { return waiting_; }
   int shortage() const { return shortage_; }  // pages that only demotion could give
   int reserve() const { return reserve_; }    // pages that promotion leaves alone: R_t

@@ -144,7 +144,6 @@ TEST(PackStep, ThePathIsTheLeastGeneralThatCoversTheBatch) {
   EXPECT_EQ(seen.pairs, 5 + 1);
   EXPECT_EQ(seen.base_pairs, 2);
   EXPECT_EQ(s.stats.base_pairs_seen, 2);
-  EXPECT_EQ(s.stats.num_base_steps, 1);
   EXPECT_DOUBLE_EQ(s.stats.peak_base_fraction, 0.4);
   EXPECT_EQ(s.tainted_from, 128);
   EXPECT_EQ(s.stats.num_tainted, 1);
