@@ -186,6 +186,20 @@ TEST_F(OffloadManager, AWaitingSequenceFindsOnTheHostWhatTheDeviceHasForgotten) 
   EXPECT_EQ(kv->lookup(scored).num_loadable, 0);
 }
 
+TEST_F(OffloadManager, ASaltSeparatesWhatTheHostHolds) {
+  start(20, 40, false);
+  const auto salted = [](Sequence& s, const char* salt) -> Sequence& {
+    s.request.cache_salt = salt;
+    return s;
+  };
+  run(salted(add(100), "mine"));
+  commit({});
+  end_copies();
+  EXPECT_EQ(kv->lookup(salted(add(100), "mine")).num_loadable, 96);
+  EXPECT_EQ(kv->lookup(salted(add(100), "yours")).num_loadable, 0);
+  EXPECT_EQ(kv->lookup(add(100)).num_loadable, 0);
+}
+
 TEST_F(OffloadManager, WhatHasNotArrivedIsNotLoaded) {
   start(20, 10, false);
   Sequence& s = add(70);
