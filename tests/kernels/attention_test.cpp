@@ -71,11 +71,14 @@ void check_case(const AttnCase& c, AttnRun run = {}, unsigned seed = 1) {
   }
 }
 
+bool has_shares() { return attention_target() != "cpu"; }
+
 class Attention : public testing::TestWithParam<AttnCase> {};
 // Cut into as many shares as the device takes, where a warp sees a slot or two, and in one share, where maxima
 // rise, windows of the tables move and rings turn.
 TEST_P(Attention, MatchesDefinition) { check_case(GetParam()); }
 TEST_P(Attention, MatchesDefinitionInOneShare) {
+  if (!has_shares()) GTEST_SKIP() << "the plain twin does not cut its work";
   AttnRun run;
   run.num_ctas = GetParam().kv_heads;
   check_case(GetParam(), run);
@@ -101,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Named, AttentionPlainMma, testing::ValuesIn(prefill_cas
 class AttentionSplits : public testing::TestWithParam<int> {};
 // Shares of every size: splits inside each region of a sequence and exactly on each boundary.
 TEST_P(AttentionSplits, AnyNumberOfShares) {
+  if (!has_shares() && GetParam() != 1) GTEST_SKIP() << "the plain twin does not cut its work";
   AttnRun run;
   run.num_ctas = GetParam();
   check_case(
