@@ -34,6 +34,9 @@ Status check(const ReplayLoad& load, const ReplayOptions& options, size_t num_de
   return std::nullopt;
 }
 
+// Those whose KV is on its way from the host wait too: nothing of them can run.
+int num_waiting(const StepRecord& record) { return record.num_waiting + record.num_loading; }
+
 // The state of one replica at each multiple of the period. Between two steps it is what the first one left.
 class Sampler {
  public:
@@ -42,7 +45,7 @@ class Sampler {
   void step(const StepRecord& record) {
     hold_until(record.end_us);
     state_ = {.running = record.num_running,
-              .waiting = record.num_waiting,
+              .waiting = num_waiting(record),
               .free_pages = record.free_pages,
               .base_pairs = record.resident_base_pairs,
               .live_pairs = record.resident_pairs};
@@ -63,8 +66,8 @@ class Sampler {
 
 bool did_something(const StepRecord& r) {
   const int tokens = r.num_prefill_tokens + r.num_decode_tokens + r.num_preempted;
-  return tokens + r.demoted_pairs + r.promoted_pairs + r.restores_begun + r.backups_begun + r.transfers_done >
-         0;
+  const int copies = r.restores_begun + r.backups_begun + r.stores_begun + r.loads_begun + r.transfers_done;
+  return tokens + copies + r.demoted_pairs + r.promoted_pairs > 0;
 }
 
 // Whoever is behind in time goes first, so that no replica sees a request from its future.
@@ -234,11 +237,12 @@ void EngineRun::ended(int index, int64_t now_us) {
 }
 
 void EngineRun::step_done(Replica& replica, const StepRecord& record) {
+  const bool counts = did_something(record) || num_waiting(record) != replica.waiting;
   waiting_us_ += double(replica.waiting) * double(record.end_us - replica.waiting_since_us);
-  replica.waiting = record.num_waiting;
+  replica.waiting = num_waiting(record);
   replica.waiting_since_us = record.end_us;
   replica.sampler.step(record);
-  if (!did_something(record)) return;
+  if (!counts) return;
   add_up(record);
   log_.write(result_.steps, replica.number, record);
   if (options_.on_step) options_.on_step(replica.number, record);
@@ -253,6 +257,9 @@ void EngineRun::add_up(const StepRecord& record) {
   result_.decode_tokens += record.num_decode_tokens;
   result_.prefix_query_tokens += record.prefix_query_tokens;
   result_.prefix_hit_tokens += record.prefix_hit_tokens;
+  result_.preemptions_avoided += record.num_preemptions_avoided;
+  result_.to_host_bytes += record.to_host_bytes;
+  result_.from_host_bytes += record.from_host_bytes;
   result_.demoted_pairs += record.demoted_pairs;
   result_.promoted_pairs += record.promoted_pairs;
   result_.demotion_steps += record.demoted_pairs > 0;
@@ -261,7 +268,7 @@ void EngineRun::add_up(const StepRecord& record) {
   result_.base_pairs_seen += record.base_pairs_seen;
   result_.query_pairs_seen += record.query_pairs_seen;
   result_.query_base_pairs_seen += record.query_base_pairs_seen;
-  result_.max_waiting = std::max(result_.max_waiting, record.num_waiting);
+  result_.max_waiting = std::max(result_.max_waiting, num_waiting(record));
 }
 
 void EngineRun::finish_series() {
@@ -322,6 +329,9 @@ EngineTotals engine_totals(const ReplayResult& r) {
           .steps = r.steps,
           .max_waiting = r.max_waiting,
           .prefix_hit_tokens = r.prefix_hit_tokens,
+          .preemptions_avoided = r.preemptions_avoided,
+          .to_host_bytes = r.to_host_bytes,
+          .from_host_bytes = r.from_host_bytes,
           .demoted_pairs = r.demoted_pairs,
           .promoted_pairs = r.promoted_pairs,
           .demotion_steps = r.demotion_steps,

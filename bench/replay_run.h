@@ -71,11 +71,14 @@ struct ReplayResult {
   int64_t preemptions = 0, recomputed_tokens = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;  // computed, recomputation included
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;
+  int64_t preemptions_avoided = 0;
+  int64_t to_host_bytes = 0, from_host_bytes = 0;
   int64_t demoted_pairs = 0, promoted_pairs = 0;
   int64_t demotion_steps = 0, promotion_steps = 0;  // that demoted a pair; that sent for low bytes
   int64_t pairs_seen = 0, base_pairs_seen = 0;      // as in StepRecord, over all steps
   int64_t query_pairs_seen = 0, query_base_pairs_seen = 0;
-  int max_waiting = 0;                      // longest waiting queue of one replica after a step
+  // Requests that wait for a place or for their KV from the host.
+  int max_waiting = 0;                      // of one replica after a step
   double mean_waiting = 0;                  // waiting requests of all replicas together, mean over time
   int64_t last_arrival_us = 0, end_us = 0;  // last request in, last token out
   double wall_s = 0;                        // what the run took here

@@ -115,6 +115,7 @@ struct ReportOptions {
 struct EngineTotals {
   std::optional<int64_t> preemptions;  // scheduler events; nullopt: the sum over requests
   std::optional<int64_t> recomputed_tokens, steps, max_waiting, prefix_hit_tokens;
+  std::optional<int64_t> preemptions_avoided, to_host_bytes, from_host_bytes;  // bytes: of all copies of KV
   // Pairs that changed fidelity, and in how many steps: those that demoted, those that sent for low bytes.
   std::optional<int64_t> demoted_pairs, promoted_pairs, demotion_steps, promotion_steps;
   std::optional<double> mean_waiting;  // over time, from the first start to the last end

@@ -32,7 +32,7 @@ KEEP = ["model", "policy", "preset", "window", "dilate", "concurrency", "rate", 
         "failed", "input_tokens", "output_tokens", "duration_s", "ttft_ms", "tpot_ms", "tbt_ms", "output_tokens_per_s",
         "preemptions", "recomputed_tokens", "base_exposure", "base_exposure_query_weighted",
         "demoted_pairs", "promoted_pairs", "demotion_steps", "promotion_steps", "prefix_hit_tokens", "eff300", "max_waiting",
-        "mean_waiting", "drain_s", "steps", "simulated_s", "wall_s", "log_hash"]
+        "mean_waiting", "preemptions_avoided", "to_host_bytes", "from_host_bytes", "drain_s", "steps", "simulated_s", "wall_s"]
 
 
 def grid(cost_model, preset, policy, load, budget="20G", **labels):

@@ -66,14 +66,16 @@ def expect_sums(result, steps, requests):
     assert total("base_pairs_seen") == sum(r["base_pairs_seen"] for r in requests)
     assert result["demoted_pairs"] == total("demoted_pairs")
     assert result["promoted_pairs"] == total("promoted_pairs")
-    assert result["max_waiting"] == max(step["waiting"] for step in steps)
+    for key in ("preemptions_avoided", "to_host_bytes", "from_host_bytes"):
+        assert result[key] == total(key)
+    assert result["max_waiting"] == max(step["waiting"] + step["loading"] for step in steps)
     assert result["output_tokens"] == sum(len(r["gaps_us"]) for r in requests)
-    # The waiting queue of a replica holds what its last step left until the next one ends.
+    # Who waits on a replica, for a place or for KV from the host, is what its last step left until the next one ends.
     area, last = 0, {}
     for step in steps:
         waiting, since = last.get(step["replica"], (0, 0))
         area += waiting * (step["end_us"] - since)
-        last[step["replica"]] = (step["waiting"], step["end_us"])
+        last[step["replica"]] = (step["waiting"] + step["loading"], step["end_us"])
     assert result["mean_waiting"] == pytest.approx(area / max(r["end_us"] for r in requests))
 
 
