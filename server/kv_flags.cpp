@@ -67,9 +67,8 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
          "--kv-host-bytes", raw.host_bytes,
          "host memory for low bytes, without room nothing is demoted; with exact-offload for whole pairs")
       ->capture_default_str();
-  app.add_option("--max-base-fraction", f.max_base_fraction,
-                 "most of the resident pairs that may be BASE, 0 to 1")
-      ->check(CLI::Range(0.0, 1.0))
+  app.add_option("--max-base-fraction", f.max_base_fraction, "most of the resident pairs that may be BASE")
+      ->check(fraction())
       ->capture_default_str();
   constexpr int kMost = 1 << 24;
   app.add_option("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET")
