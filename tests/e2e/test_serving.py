@@ -7,10 +7,11 @@ import struct
 import subprocess
 import time
 
+import openai
 import pytest
 import requests
 
-from conftest import MODEL
+from conftest import MODEL, Server
 
 WORDS = "river stone lantern harbour winter orchard engine violet mountain paper signal copper garden thunder".split()
 
@@ -137,6 +138,51 @@ def test_drain_on_sigterm(start):
     chunks += list(stream)
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert draining.process.wait(timeout=60) == 0
+
+
+def test_a_second_sigterm_cancels_at_once(start):
+    draining = start("--shutdown-timeout", "600")
+    stream = draining.client().completions.create(model="smollm2", prompt="The sea is", max_tokens=4000, temperature=0,
+                                                  stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    draining.process.terminate()
+    time.sleep(1)
+    assert draining.process.poll() is None
+    draining.process.terminate()
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
+    assert draining.process.wait(timeout=20) == 0
+
+
+def test_sigterm_ends_a_server_with_a_busy_thread(request, tmp_path):
+    """A template that searches 16 MB 100,000 times keeps its thread for minutes; nothing can end that thread."""
+    slow = tmp_path / "slow.jinja"
+    slow.write_text("{% set s = 'a' * 16000000 %}{% for i in range(100000) %}{% if 'b' in s %}x{% endif %}{% endfor %}hi")
+    server = Server(request.config.getoption("--elastickv"), str(MODEL), ["--chat-template", str(slow), "--shutdown-timeout", "2"])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        answer = pool.submit(requests.post, server.url + "/v1/chat/completions", json=body, timeout=120)
+        time.sleep(2)
+        assert not answer.done()
+        server.process.terminate()
+        try:
+            assert server.process.wait(timeout=2 + 5 + 1 + 12) == 1
+        finally:
+            server.process.kill()
+        assert isinstance(answer.exception(), requests.ConnectionError)
+    assert "the process ends without it" in server.log_text()
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--kv-cache-memory-bytes", "20T"], ["GiB", "--kv-cache-memory-bytes"]),
+    (["--kv-policy", "exact-offload", "--kv-host-bytes", "20T"], ["GiB", "--kv-host-bytes"]),
+    (["--num-gpu-blocks-override", "1"], ["--num-gpu-blocks-override"]),
+    (["--num-gpu-blocks-override", "20", "--max-model-len", "1000"], ["--num-gpu-blocks-override"]),
+    (["--kv-cache-memory-bytes", "1000"], ["--kv-cache-memory-bytes"])])
+def test_a_pool_that_cannot_be_is_refused_by_its_flag(request, flags, words):
+    command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", "0"] + flags
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and all(word in done.stderr for word in words), done.stderr
 
 
 @pytest.mark.parametrize("path", ["x" * 300, "/proc/1/root/model", "/dev/null", ""])

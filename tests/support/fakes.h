@@ -31,6 +31,7 @@ class FakeClock : public Clock {
 };
 
 constexpr TokenId kFakeEos = 256, kFakeBos = 257;
+constexpr int kFakeRank = 42;    // of every token that is reported by itself
 constexpr int kFakeVocab = 260;  // rows of logits; 258 and 259 are padding without a token
 
 // Ids 0 to 255 are the bytes, so that a text and its tokens can be read off each other.
@@ -123,6 +124,7 @@ class FakeBackend : public Backend {
     for (int i = 0; i < row.num_logprobs; ++i)
       logprobs.top.push_back({i == 0 ? out.token : TokenId(0xF0 + i % 4), -0.5f - float(i)});
     if (row.num_logprobs > 1) logprobs.top.back().logprob = -std::numeric_limits<float>::infinity();
+    logprobs.rank = kFakeRank;
     out.logprobs = std::move(logprobs);
     return out;
   }
