@@ -118,6 +118,8 @@ void finish(const RawFlags& raw, ServeFlags& flags) {
     if (key.empty() ||
         !std::all_of(key.begin(), key.end(), [](char c) { return c > 0x20 && c < 0x7f && c != '%'; }))
       throw CLI::ValidationError("--api-key", "must be visible ASCII characters without '%'");
+  if (flags.model.empty())
+    throw CLI::ValidationError("model", "must be a folder or the name of a built-in config");
   if (flags.served_model_names.empty()) flags.served_model_names = {flags.model};
   for (const std::string& name : flags.served_model_names)
     if (name.empty() || !is_utf8(name) ||

@@ -154,19 +154,18 @@ def test_a_second_sigterm_cancels_at_once(start):
     assert draining.process.wait(timeout=20) == 0
 
 
-def test_sigterm_ends_a_server_with_a_busy_thread(request, tmp_path):
-    """A template that searches 16 MB 100,000 times keeps its thread for minutes; nothing can end that thread."""
-    slow = tmp_path / "slow.jinja"
-    slow.write_text("{% set s = 'a' * 16000000 %}{% for i in range(100000) %}{% if 'b' in s %}x{% endif %}{% endfor %}hi")
-    server = Server(request.config.getoption("--elastickv"), str(MODEL), ["--chat-template", str(slow), "--shutdown-timeout", "2"])
+def test_sigterm_ends_a_server_with_a_busy_thread(request):
+    """Tokenising 48 MB of letters without a space takes most of a minute, and nothing can end its thread."""
+    arguments = ["--max-body-bytes", "64M", "--shutdown-timeout", "2"]
+    server = Server(request.config.getoption("--elastickv"), str(MODEL), arguments)
+    text = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=48_000_000)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        answer = pool.submit(requests.post, server.url + "/v1/chat/completions", json=body, timeout=120)
-        time.sleep(2)
+        answer = pool.submit(requests.post, server.url + "/tokenize", json={"prompt": "".join(text)}, timeout=300)
+        time.sleep(3)
         assert not answer.done()
         server.process.terminate()
-        try:
-            assert server.process.wait(timeout=2 + 5 + 1 + 12) == 1
+        try:  # timeout, flush grace, a second for the threads; the rest is for a slow machine
+            assert server.process.wait(timeout=2 + 5 + 1 + 7) == 1
         finally:
             server.process.kill()
         assert isinstance(answer.exception(), requests.ConnectionError)
@@ -189,7 +188,7 @@ def test_a_pool_that_cannot_be_is_refused_by_its_flag(request, flags, words):
 def test_a_model_that_cannot_be_read_is_one_clear_line(request, path):
     command = [request.config.getoption("--elastickv"), "serve", "--model", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode in (1, 106) and "model" in done.stderr + done.stdout, (done.returncode, done.stderr)
+    assert done.returncode in (1, 105, 106) and "model" in done.stderr + done.stdout, (done.returncode, done.stderr)
 
 
 def test_a_second_server_on_the_same_port_is_refused(server, request):
