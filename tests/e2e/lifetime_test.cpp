@@ -320,6 +320,16 @@ std::map<std::string, double> counters(const TestServer& server) {
   return values;
 }
 
+TEST(Metrics, ClampedKvValuesAreCounted) {
+  TestServer server;
+  server.behaviour.clamped_values = 3;
+  EXPECT_EQ(server.complete(long_request(false, 5)).status, 200);
+  server.behaviour.clamped_values = 0;
+  EXPECT_EQ(server.complete(long_request(false, 5)).status, 200);
+  EXPECT_TRUE(server.wait_until_idle(2000));
+  EXPECT_EQ(server.metric("elastickv:kv_clamped_values_total"), 15);
+}
+
 TEST(Metrics, CountersOnlyGrowAndTotalsAreThoseOfTheClients) {
   TestServerOptions options;
   options.num_pages = 40;  // forces waiting and preemptions

@@ -67,6 +67,7 @@ struct FakeBehaviour {
   std::atomic<bool> fail{false};    // the next step throws, as a lost device does
   std::atomic<bool> poison{false};  // every chunk of the next steps is reported as not finite
   std::atomic<int64_t> steps{0};
+  std::atomic<int64_t> clamped_values{0};  // that each step reports
   // The token after `tokens`, of which the first `num_prompt` are the prompt. Null: fake_token. Set before use.
   std::function<TokenId(const SampleRow&)> next_token;
 };
@@ -99,6 +100,7 @@ class FakeBackend : public Backend {
   void submit(const StepInput& input) override {
     output_.rows.clear();
     output_.invalid_chunks.clear();
+    output_.clamped_values = behaviour_.clamped_values;
     for (const SampleRow& row : input.sample_rows) output_.rows.push_back(sample(row));
     if (behaviour_.poison)
       for (size_t chunk = 0; chunk + 1 < input.q_start.size(); ++chunk)
