@@ -15,6 +15,7 @@ Answer::Answer(const Tokenizer& tokenizer, const ApiRequest& request, std::vecto
       reports_(size_t(generation_->num_choices())),
       opened_(size_t(generation_->num_choices())) {
   wholes_.resize(reports_.size());
+  const auto rules = std::make_shared<const ChoiceRules>(options_);
   for (int i = 0; i < generation_->num_choices(); ++i) {
     AnswerPrompt& prompt = prompts_[size_t(i / per_prompt_)];
     PromptReport& report = reports_[size_t(i)];
@@ -24,7 +25,7 @@ Answer::Answer(const Tokenizer& tokenizer, const ApiRequest& request, std::vecto
       report.echo = prompt.text;
     }
     if (options_.return_token_ids) report.token_ids = prompt.tokens;
-    texts_.emplace_back(tokenizer, options_, count_characters(report.echo));
+    texts_.emplace_back(tokenizer, rules, count_characters(report.echo));
   }
 }
 
@@ -73,7 +74,7 @@ Status Answer::advance() {
 Status Answer::take(const ChoiceEvent& arrived) {
   ChoiceText& text = texts_[size_t(arrived.choice)];
   if (text.done()) return std::nullopt;
-  generation_->count(arrived);
+  generation_->count(arrived, !options_.score_only);
   if (!text.started()) fill_report(arrived.choice, arrived.event);
   text.push(arrived.event);
   if (text.done()) {

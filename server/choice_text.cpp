@@ -8,39 +8,37 @@ int64_t count_characters(std::string_view utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (uint8_t(c) & 0xC0) != 0x80; });
 }
 
-StopScanner::StopScanner(std::vector<std::string> stops, bool include_stop) : include_stop_(include_stop) {
-  for (std::string& stop : stops) {
-    Pattern pattern{.text = std::move(stop), .fallback = {}};
-    pattern.fallback.assign(pattern.text.size(), 0);
-    for (size_t i = 1, border = 0; i < pattern.text.size(); ++i) {
-      while (border > 0 && pattern.text[i] != pattern.text[border]) border = pattern.fallback[border - 1];
-      if (pattern.text[i] == pattern.text[border]) ++border;
+StopPatterns::StopPatterns(const std::vector<std::string>& stops) {
+  for (const std::string& stop : stops) {
+    Pattern pattern{.text = stop, .fallback = std::vector<uint32_t>(stop.size(), 0)};
+    for (uint32_t i = 1, border = 0; i < stop.size(); ++i) {
+      while (border > 0 && stop[i] != stop[border]) border = pattern.fallback[border - 1];
+      if (stop[i] == stop[border]) ++border;
       pattern.fallback[i] = border;
     }
     patterns_.push_back(std::move(pattern));
   }
 }
 
-void StopScanner::advance(Pattern& pattern, char c) {
-  size_t state = pattern.state == pattern.text.size() ? pattern.fallback.back() : pattern.state;
-  while (state > 0 && pattern.text[state] != c) state = pattern.fallback[state - 1];
-  pattern.state = pattern.text[state] == c ? state + 1 : 0;
-}
+StopScanner::StopScanner(std::shared_ptr<const StopPatterns> stops, bool include_stop)
+    : stops_(std::move(stops)), states_(patterns().size()), include_stop_(include_stop) {}
 
 // The longest stop string that ends with `c`, which is the next byte of the text.
 const StopScanner::Pattern* StopScanner::completed_by(char c) {
   const Pattern* longest = nullptr;
-  for (Pattern& pattern : patterns_) {
-    advance(pattern, c);
-    const bool complete = pattern.state == pattern.text.size();
-    if (complete && (!longest || pattern.text.size() > longest->text.size())) longest = &pattern;
+  for (size_t i = 0; i < patterns().size(); ++i) {
+    const auto& [text, fallback] = patterns()[i];
+    uint32_t state = states_[i] == text.size() ? fallback.back() : states_[i];
+    while (state > 0 && text[state] != c) state = fallback[state - 1];
+    states_[i] = text[state] == c ? state + 1 : 0;
+    if (states_[i] == text.size() && (!longest || text.size() > longest->text.size())) longest = &patterns()[i];
   }
   return longest;
 }
 
 std::string StopScanner::push(std::string_view piece, bool may_match) {
   if (matched_) return {};
-  if (patterns_.empty()) return std::string(piece);
+  if (patterns().empty()) return std::string(piece);
   for (const char c : piece) {
     held_.push_back(c);
     const Pattern* match = completed_by(c);
@@ -50,8 +48,10 @@ std::string StopScanner::push(std::string_view piece, bool may_match) {
     return std::exchange(held_, {});
   }
   size_t hold = 0;
-  for (const Pattern& pattern : patterns_)
-    hold = std::max(hold, pattern.state == pattern.text.size() ? pattern.fallback.back() : pattern.state);
+  for (size_t i = 0; i < patterns().size(); ++i) {
+    const auto& [text, fallback] = patterns()[i];
+    hold = std::max<size_t>(hold, states_[i] == text.size() ? fallback.back() : states_[i]);
+  }
   std::string out = held_.substr(0, held_.size() - hold);
   held_.erase(0, out.size());
   return out;
@@ -59,18 +59,18 @@ std::string StopScanner::push(std::string_view piece, bool may_match) {
 
 std::string StopScanner::flush() { return std::exchange(held_, {}); }
 
-ChoiceText::ChoiceText(const Tokenizer& tokenizer, const ReplyOptions& reply, int64_t first_text_offset)
-    : tokenizer_(&tokenizer),
-      reply_(reply),
-      detokenizer_(tokenizer, reply.skip_special_tokens),
-      scanner_(reply.stop, reply.include_stop),
+ChoiceText::ChoiceText(const Tokenizer& tokenizer, std::shared_ptr<const ChoiceRules> rules,
+                       int64_t first_text_offset)
+    : rules_(std::move(rules)),
+      detokenizer_(tokenizer, reply().skip_special_tokens),
+      scanner_(std::shared_ptr<const StopPatterns>(rules_, &rules_->stops), reply().include_stop),
       text_chars_(first_text_offset) {}
 
 void ChoiceText::push(const SeqEvent& event) {
   if (done()) return;
   stats_ = event.stats;
   error_ = event.error;
-  if (event.token && !reply_.score_only) push_token(event);
+  if (event.token && !reply().score_only) push_token(event);
   stats_.num_output = num_tokens_;
   if (scanner_.matched()) {
     finish_ = FinishReason::stop;
@@ -87,13 +87,13 @@ void ChoiceText::push(const SeqEvent& event) {
 void ChoiceText::push_token(const SeqEvent& event) {
   const TokenId token = *event.token;
   ++num_tokens_;
-  if (reply_.return_token_ids) pending_.token_ids.push_back(token);
+  if (reply().return_token_ids) pending_.token_ids.push_back(token);
   if (event.logprobs) pending_.details.push_back({token, *event.logprobs, text_chars_});
   const bool ended_it = event.finish == FinishReason::stop;
-  const auto& own = reply_.stop_token_ids;
+  const auto& own = reply().stop_token_ids;
   if (ended_it && std::find(own.begin(), own.end(), token) != own.end()) stop_reason_ = token;
-  if (ended_it && !reply_.include_stop) return;
-  add_text(detokenizer_.push(token), num_tokens_ > reply_.min_tokens);
+  if (ended_it && !reply().include_stop) return;
+  add_text(detokenizer_.push(token), num_tokens_ > reply().min_tokens);
 }
 
 void ChoiceText::add_text(std::string_view piece, bool may_match) {

@@ -2,6 +2,7 @@
 // choice_text.h -- tokens of one choice in, pieces of text out: detokenizing, stop strings, logprobs in step
 // with the text. Streaming and plain replies use the same object, so they cannot differ.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,11 +14,25 @@
 
 namespace ekv {
 
+// Stop strings prepared for the search. Immutable: all choices of a request share one.
+class StopPatterns {
+ public:
+  explicit StopPatterns(const std::vector<std::string>& stops);
+
+ private:
+  friend class StopScanner;
+  struct Pattern {
+    std::string text;
+    std::vector<uint32_t> fallback;  // [i]: longest proper border of the first i + 1 bytes
+  };
+  std::vector<Pattern> patterns_;
+};
+
 // Finds the first end of any stop string, byte by byte, however the text is cut into pieces. Holds back exactly
 // the text that may still become a stop string.
 class StopScanner {
  public:
-  StopScanner(std::vector<std::string> stops, bool include_stop);
+  StopScanner(std::shared_ptr<const StopPatterns> stops, bool include_stop);
   // Text that may go out. Matches that end in this piece count only with `may_match`. After a match nothing
   // more comes out.
   std::string push(std::string_view piece, bool may_match);
@@ -25,18 +40,22 @@ class StopScanner {
   const std::string* matched() const { return matched_; }  // null: none yet
 
  private:
-  struct Pattern {
-    std::string text;
-    std::vector<size_t> fallback;  // [i]: longest proper border of the first i + 1 bytes
-    size_t state = 0;              // bytes of `text` that the input ends with
-  };
-  static void advance(Pattern& pattern, char c);
+  using Pattern = StopPatterns::Pattern;
+  const std::vector<Pattern>& patterns() const { return stops_->patterns_; }
   const Pattern* completed_by(char c);
 
-  std::vector<Pattern> patterns_;
+  std::shared_ptr<const StopPatterns> stops_;
+  std::vector<uint32_t> states_;  // [pattern] bytes of its text that the input ends with
   bool include_stop_;
   std::string held_;
   const std::string* matched_ = nullptr;
+};
+
+// What holds for every choice of a request, which may have thousands.
+struct ChoiceRules {
+  explicit ChoiceRules(const ReplyOptions& options) : reply(options), stops(options.stop) {}
+  ReplyOptions reply;
+  StopPatterns stops;
 };
 
 struct TokenDetail {
@@ -55,7 +74,8 @@ struct TextDelta {
 
 class ChoiceText {
  public:
-  ChoiceText(const Tokenizer& tokenizer, const ReplyOptions& reply, int64_t first_text_offset = 0);
+  ChoiceText(const Tokenizer& tokenizer, std::shared_ptr<const ChoiceRules> rules,
+             int64_t first_text_offset = 0);
 
   // After a call with a finish reason, or when a stop string is complete, the choice is done and takes no more.
   void push(const SeqEvent& event);
@@ -74,8 +94,9 @@ class ChoiceText {
   void push_token(const SeqEvent& event);
   void add_text(std::string_view piece, bool may_match);
 
-  const Tokenizer* tokenizer_;
-  ReplyOptions reply_;
+  const ReplyOptions& reply() const { return rules_->reply; }
+
+  std::shared_ptr<const ChoiceRules> rules_;
   Detokenizer detokenizer_;
   StopScanner scanner_;
   TextDelta pending_;

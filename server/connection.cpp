@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace ekv {
 namespace {
@@ -17,6 +18,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 constexpr size_t kReadBytes = 16 << 10;
+
+struct ConnectionRef {
+  Connection* connection;
+  bool operator()(uint64_t, uint64_t) const { return true; }
+};
 
 // Waits for `events`; false after `at_most` or when the socket is dead.
 bool wait_for(int socket, short events, milliseconds at_most) {
@@ -71,11 +77,36 @@ bool Connection::wait_for_request(std::chrono::seconds at_most) {
   return ready > 0 && !p[1].revents && (p[0].revents & POLLIN);
 }
 
-void Connection::begin_head() {
-  in_head_ = body_unread_ = true;  // a head that cannot be read may go on, or have a body
-  head_bytes_ = 0;
-  head_deadline_ = steady_clock::now() + limits_.head_timeout;
+void Connection::attach_to(httplib::Request& request) { request.progress = ConnectionRef{this}; }
+
+Connection* Connection::of(const httplib::Request& request) {
+  const auto* ref = request.progress.target<ConnectionRef>();
+  return ref ? ref->connection : nullptr;
 }
+
+HeadEnd Connection::receive_head(std::string& head) {
+  in_head_ = body_unread_ = true;  // a head that cannot be read may go on, or have a body
+  head_deadline_ = steady_clock::now() + limits_.head_timeout;
+  buffer_.erase(0, std::exchange(taken_, 0));
+  bool skipped = false;
+  for (size_t searched = 0;;) {
+    if (!skipped && buffer_.starts_with("\r\n")) buffer_.erase(0, 2), skipped = true;
+    // Bare line feeds end a head too: it is refused for them, and not waited for.
+    const size_t end = std::min(buffer_.find("\n\r\n", searched), buffer_.find("\n\n", searched));
+    if (end != std::string::npos) {
+      const size_t size = end + (buffer_[end + 1] == '\r' ? 3 : 2);
+      if (size > limits_.max_head_bytes) return HeadEnd::too_long;
+      head = buffer_.substr(0, size);
+      buffer_.erase(0, size);
+      return HeadEnd::whole;
+    }
+    if (buffer_.size() > limits_.max_head_bytes) return HeadEnd::too_long;
+    searched = buffer_.size() < 2 ? 0 : buffer_.size() - 2;
+    if (receive(kReadBytes) <= 0) return HeadEnd::none;
+  }
+}
+
+void Connection::put_back(const std::string& head) { buffer_.insert(0, head); }
 
 bool Connection::is_readable() const { return taken_ < buffer_.size() || wait_until_readable(milliseconds(0)); }
 
@@ -88,17 +119,23 @@ milliseconds Connection::time_to_read() const {
   return std::chrono::duration_cast<milliseconds>(head_deadline_ - steady_clock::now());
 }
 
+// More bytes behind those in the buffer; what recv() says.
+ssize_t Connection::receive(size_t at_most) {
+  if (!wait_until_readable(time_to_read())) return -1;
+  const size_t before = buffer_.size();
+  buffer_.resize(before + at_most);
+  const ssize_t got = ::recv(socket_, buffer_.data() + before, at_most, MSG_DONTWAIT);
+  buffer_.resize(before + size_t(std::max<ssize_t>(got, 0)));
+  return got;
+}
+
 ssize_t Connection::read(char* to, size_t size) {
   if (taken_ == buffer_.size()) {
-    if (!wait_until_readable(time_to_read())) return -1;
-    buffer_.resize(kReadBytes);
+    buffer_.clear();
     taken_ = 0;
-    const ssize_t got = ::recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
-    buffer_.resize(size_t(std::max<ssize_t>(got, 0)));
-    if (got <= 0) return got;
+    if (const ssize_t got = receive(kReadBytes); got <= 0) return got;
   }
   const size_t n = std::min(size, buffer_.size() - taken_);
-  if (in_head_ && (head_bytes_ += n) > limits_.max_head_bytes) return -1;
   buffer_.copy(to, n, taken_);
   taken_ += n;
   return ssize_t(n);

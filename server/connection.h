@@ -17,6 +17,8 @@ struct ConnectionLimits {
   std::chrono::milliseconds linger{2000};  // for the rest of a refused body, so that the client can read why
 };
 
+enum class HeadEnd { whole, too_long, none };  // none: the client has left, or the time is up
+
 // Used by the thread of its connection only. Owns the socket.
 class Connection final : public httplib::Stream {
  public:
@@ -28,7 +30,15 @@ class Connection final : public httplib::Stream {
 
   // False: nothing came within `at_most`, the client closed, or the server stops.
   bool wait_for_request(std::chrono::seconds at_most);
-  void begin_head();
+  // The library's request has no room for us. Its client-side progress callback, which a server does not use,
+  // carries the connection through; nullptr: not attached.
+  void attach_to(httplib::Request& request);
+  static Connection* of(const httplib::Request& request);
+
+  // Takes all of a head off the connection, an empty line before it dropped; then put_back() lets read() have
+  // it.
+  HeadEnd receive_head(std::string& head);
+  void put_back(const std::string& head);
   void end_head() { in_head_ = false; }
   bool in_head() const { return in_head_; }  // still so after a request: its head could not be read
 
@@ -48,13 +58,13 @@ class Connection final : public httplib::Stream {
  private:
   bool wait_until_readable(std::chrono::milliseconds at_most) const;
   std::chrono::milliseconds time_to_read() const;
+  ssize_t receive(size_t at_most);
   void drain();
 
   int socket_, stop_event_;
   ConnectionLimits limits_;
   std::string buffer_;
   size_t taken_ = 0;  // of buffer_
-  size_t head_bytes_ = 0;
   std::chrono::steady_clock::time_point head_deadline_;
   bool in_head_ = false, closing_ = false, body_unread_ = false;
 };

@@ -1,5 +1,6 @@
 #include "server/disconnect_watcher.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -54,6 +55,11 @@ void DisconnectWatcher::run() {
       if (it != watches_.end()) it->second.gone();
     }
   }
+}
+
+bool peer_has_gone(int socket) {
+  pollfd p{.fd = socket, .events = POLLRDHUP, .revents = 0};
+  return ::poll(&p, 1, 0) > 0 && p.revents;
 }
 
 }  // namespace ekv

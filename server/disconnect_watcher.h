@@ -38,4 +38,7 @@ class DisconnectWatcher {
   std::thread thread_;
 };
 
+// Whether the peer has closed the connection or its sending side, looked at once; for work that does not wait.
+bool peer_has_gone(int socket);
+
 }  // namespace ekv

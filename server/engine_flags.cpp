@@ -2,9 +2,51 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <optional>
+
 #include "server/flags.h"
 
 namespace ekv {
+namespace {
+
+// The largest binary unit of which it is a multiple: 16M, 1024T.
+std::string size_text(int64_t size) {
+  std::string unit;
+  for (const char larger : {'K', 'M', 'G', 'T'}) {
+    if (size < 1024 || size % 1024 != 0) break;
+    size /= 1024;
+    unit = larger;
+  }
+  return std::to_string(size) + unit;
+}
+
+template <class Number>
+std::optional<Number> whole_number(const std::string& text) {
+  Number number{};
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (fault != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+CLI::Validator fraction() {
+  const auto check = [](const std::string& text) {
+    const std::optional<double> value = whole_number<double>(text);
+    return value && *value >= 0 && *value <= 1 ? std::string() : "must be between 0 and 1, got " + text;
+  };
+  return CLI::Validator(check, "0 to 1");
+}
+
+CLI::Validator seed() {
+  const auto check = [](const std::string& text) {
+    return whole_number<uint64_t>(text)
+               ? std::string()
+               : fmt::format("must be an integer between 0 and {}, got {}", UINT64_MAX, text);
+  };
+  return CLI::Validator(check, "UINT");
+}
 
 void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
   SchedulerConfig& scheduler = config.scheduler;
@@ -18,16 +60,20 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
                "reuse the KV of equal prompt prefixes (default: on)");
   app.add_option("--max-num-batched-tokens", raw.max_step_tokens, "tokens computed in one step")
       ->capture_default_str();
-  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")->capture_default_str();
+  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_option("--long-prefill-token-threshold", scheduler.max_chunk_tokens,
                  "longest prefill chunk of one sequence, in tokens; 0: no limit")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
   app.add_flag("--scheduler-reserve-full-isl,!--no-scheduler-reserve-full-isl", scheduler.reserve_full_prompt,
                "admit a request only when its whole prompt fits (default: on)");
-  app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting, 0 to 1")
+  app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting")
+      ->check(fraction())
       ->capture_default_str();
 }
 
@@ -44,7 +90,8 @@ int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, 
   const Result<int64_t> size = parse_size(text);
   if (!size) throw CLI::ValidationError(flag, size.error().message);
   if (*size < least || *size > most)
-    throw CLI::ValidationError(flag, fmt::format("must be between {} and {}, got {}", least, most, *size));
+    throw CLI::ValidationError(
+        flag, fmt::format("must be between {} and {}, got {}", size_text(least), size_text(most), text));
   return *size;
 }
 

@@ -21,6 +21,10 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw);
 // Throws CLI::ValidationError.
 void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
 
+// Checks for options whose messages show bounds as people write them.
+CLI::Validator fraction();  // 0 to 1
+CLI::Validator seed();      // any unsigned integer of 64 bits
+
 // The size that `text` is. Throws CLI::ValidationError, which names the flag.
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most);
 

@@ -28,13 +28,13 @@ bool Generation::wait(std::vector<ChoiceEvent>& events) {
   return true;
 }
 
-void Generation::count(const ChoiceEvent& arrived) {
+void Generation::count(const ChoiceEvent& arrived, bool is_output) {
   Choice& choice = choices_[size_t(arrived.choice)];
   const SeqStats& stats = arrived.event.stats;
   if (arrived.event.finish != FinishReason::none) choice.ended = true;
   if (!arrived.event.token) return;
   if (choice.num_taken++ == 0)
-    loop_.metrics_.on_first_token(stats, choice.counts_prompt);
+    loop_.metrics_.on_first_token(stats, choice.counts_prompt, is_output);
   else
     loop_.metrics_.on_next_token(stats.last_token_us - choice.last_token_us);
   choice.last_token_us = stats.last_token_us;

@@ -37,7 +37,8 @@ class Generation {
   // The reader makes use of this event; it must, of each in order, until it finishes the choice. Counted here
   // and not where tokens are made: past a stop string the engine makes a few that no client ever sees, and
   // totals must equal those of the clients.
-  void count(const ChoiceEvent& arrived);
+  // `is_output`: false for the token that scoring a prompt makes and nobody gets.
+  void count(const ChoiceEvent& arrived, bool is_output);
   // The reader has all that it needs of this choice: the engine finished it, or its text is complete at
   // `stats.num_output` tokens and the rest is cancelled.
   void finish_choice(int choice, FinishReason reason, const SeqStats& stats);

@@ -9,10 +9,13 @@
 
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
+#include "text/tokenizer_utf8.h"
 #include "util/json.h"
 
 namespace ekv {
 namespace {
+
+constexpr int kMostSeconds = 1000000;
 
 // Texts that need a parser of their own, before they become flags.
 struct RawFlags {
@@ -29,15 +32,20 @@ void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->required();
   app.add_option("--tokenizer", flags.tokenizer, "folder with tokenizer.json (default: the model's)")
       ->check(CLI::ExistingDirectory);
-  app.add_option("--served-model-name", flags.served_model_names,
-                 "names that requests may use; replies carry the first (default: the model as given)");
+  app.add_option(
+         "--served-model-name", flags.served_model_names,
+         "name that requests may use; may be given several times; replies carry the first (default: the "
+         "model as given)")
+      ->allow_extra_args(false);
   app.add_option("--max-model-len", raw.max_model_len,
                  "tokens of prompt and output together; 8k = 8000, 8K = 8192; auto or -1: the most that fits")
       ->capture_default_str();
   app.add_option("--load-format", flags.load_format, "auto, safetensors, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "safetensors", "dummy"}))
       ->capture_default_str();
-  app.add_option("--seed", flags.seed, "seed of the weights of --load-format dummy")->capture_default_str();
+  app.add_option("--seed", flags.seed, "seed of the weights of --load-format dummy")
+      ->check(seed())
+      ->capture_default_str();
   app.add_option("--generation-config", raw.generation_config,
                  "auto: sampling defaults from generation_config.json; vllm: neutral ones")
       ->check(CLI::IsMember({"auto", "vllm"}))
@@ -58,11 +66,11 @@ void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
 void add_limit_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--max-num-queued-reqs", flags.max_queued,
                  "sequences that may wait; more are refused with 503; 0: no limit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--watchdog-timeout", flags.watchdog_timeout_s,
                  "seconds of one step after which /health says 503")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMostSeconds))
       ->capture_default_str();
 }
 
@@ -71,7 +79,8 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
   app.add_option("--port", flags.http.port, "TCP port; 0: any free one")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
-  app.add_option("--api-key", flags.api_keys, "key that /v1 requests must carry; may be given several times");
+  app.add_option("--api-key", flags.api_keys, "key that /v1 requests must carry; may be given several times")
+      ->allow_extra_args(false);
   app.add_option("--allowed-origins", raw.allowed_origins,
                  "JSON list of origins of browser pages that may call; []: no CORS headers")
       ->capture_default_str();
@@ -86,7 +95,7 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--shutdown-timeout", flags.shutdown_timeout_s,
                  "seconds that running requests get to finish after SIGTERM; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, kMostSeconds))
       ->capture_default_str();
 }
 
@@ -109,7 +118,13 @@ void finish(const RawFlags& raw, ServeFlags& flags) {
     if (key.empty() ||
         !std::all_of(key.begin(), key.end(), [](char c) { return c > 0x20 && c < 0x7f && c != '%'; }))
       throw CLI::ValidationError("--api-key", "must be visible ASCII characters without '%'");
+  if (flags.model.empty())
+    throw CLI::ValidationError("model", "must be a folder or the name of a built-in config");
   if (flags.served_model_names.empty()) flags.served_model_names = {flags.model};
+  for (const std::string& name : flags.served_model_names)
+    if (name.empty() || !is_utf8(name) ||
+        std::any_of(name.begin(), name.end(), [](char c) { return uint8_t(c) < 0x20; }))
+      throw CLI::ValidationError("--served-model-name", "must be UTF-8 text that is not empty, on one line");
 }
 
 }  // namespace
@@ -134,32 +149,53 @@ Result<int64_t> parse_size(const std::string& text) {
 
 const char* version_text() { return EKV_VERSION; }
 
-CommandLine parse_command_line(int argc, const char* const* argv) {
-  CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
-  app.set_version_flag("--version", std::string("elastickv ") + version_text());
-  app.footer("Benchmarks and replay have flags of their own: elastickv bench --help, elastickv replay --help");
-  app.require_subcommand(1);
+namespace {
+
+// The library reads a config file for the outermost command only, so `serve` is one of its own. `argv[0]` is
+// "serve".
+CommandLine parse_serve(int argc, const char* const* argv) {
+  CLI::App serve{"Serve a model over HTTP until SIGTERM or SIGINT.", "elastickv serve"};
   ServeFlags flags;
   RawFlags raw;
-  CLI::App* serve = app.add_subcommand("serve", "Serve a model over HTTP until SIGTERM or SIGINT.");
-  serve->set_config("--config", "", "file with flags, one `name = value` per line");
-  serve->allow_config_extras(CLI::config_extras_mode::error);
-  add_model_flags(*serve, flags, raw);
-  add_engine_flags(*serve, flags.engine, raw.engine);
-  add_limit_flags(*serve, flags);
-  add_kv_flags(*serve, flags.engine, flags.base_fill, raw.kv);
-  add_http_flags(*serve, flags, raw);
+  serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
+  serve.allow_config_extras(CLI::config_extras_mode::error);
+  add_model_flags(serve, flags, raw);
+  add_engine_flags(serve, flags.engine, raw.engine);
+  add_limit_flags(serve, flags);
+  add_kv_flags(serve, flags.engine, flags.base_fill, raw.kv);
+  add_http_flags(serve, flags, raw);
+  std::ostringstream out;
+  try {
+    serve.parse(argc, argv);
+    finish(raw, flags);
+    finish_engine_flags(raw.engine, flags.engine);
+    finish_kv_flags(serve, raw.kv, flags.engine);
+  } catch (const CLI::ParseError& e) {
+    const int code = serve.exit(e, out, out);
+    return {.serve = {}, .text = out.str(), .exit_code = code};
+  }
+  return {.serve = std::move(flags), .text = {}};
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "serve") return parse_serve(argc - 1, argv + 1);
+  CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
+  app.set_version_flag("--version", std::string("elastickv ") + version_text());
+  app.footer(
+      "Each command has flags of its own: elastickv serve --help, elastickv bench --help, elastickv replay "
+      "--help");
+  app.require_subcommand(1);
+  app.add_subcommand("serve", "Serve a model over HTTP until SIGTERM or SIGINT.");
   std::ostringstream out;
   try {
     app.parse(argc, argv);
-    finish(raw, flags);
-    finish_engine_flags(raw.engine, flags.engine);
-    finish_kv_flags(*serve, raw.kv, flags.engine);
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e, out, out);
     return {.serve = {}, .text = out.str(), .exit_code = code};
   }
-  return {.serve = std::move(flags), .text = {}};
+  return {.serve = {}, .text = "the command must come first: elastickv serve MODEL [flags]\n", .exit_code = 2};
 }
 
 }  // namespace ekv

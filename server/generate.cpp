@@ -7,6 +7,7 @@
 #include <random>
 
 #include "server/answer.h"
+#include "text/chat_template.h"
 
 namespace ekv {
 namespace {
@@ -19,6 +20,32 @@ constexpr size_t kMaxBytesPerToken = 1024;
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+// The text of the message that the model may continue; empty when the last one is not the assistant's.
+std::string last_answer(const ChatInput& chat) {
+  if (member(chat.messages.back(), "role") != "assistant") return {};
+  const Result<Json> last = normalise_messages(Json::array({chat.messages.back()}));
+  return last ? last->front()["content"].get<std::string>() : std::string();
+}
+
+// What each choice has a copy of, in the size of tokens: its prompt and what it must be compared with, the text
+// of an echo, and the logprobs of the prompt. Without choices it is no more than the request itself.
+Status check_copies(const ApiRequest& request, const std::vector<Generate::Prompt>& prompts) {
+  if (request.n * int64_t(prompts.size()) == 1) return std::nullopt;
+  const SamplingParams& s = request.sampling;
+  const int64_t per_token = s.prompt_logprobs < 0 ? 1 : 1 + 2 * (s.prompt_logprobs + 1);
+  int64_t sum = 0;
+  for (const auto& [text, tokens] : prompts)
+    sum += int64_t(tokens.size()) * per_token + int64_t(request.reply.echo ? text.size() / 4 : 0) +
+           2 * int64_t(s.logit_bias.size()) + int64_t(s.stop_token_ids.size());
+  if (sum * request.n <= kMaxChoiceTokens) return std::nullopt;
+  return Error{
+      Error::invalid_argument,
+      fmt::format("'n' times all prompts, with echo, prompt logprobs, logit_bias and stop_token_ids, has "
+                  "the size of {} tokens; the most is {}",
+                  sum * request.n, kMaxChoiceTokens),
+      "n"};
 }
 
 uint64_t random_bits() {
@@ -51,6 +78,11 @@ HttpResponse json_reply(std::string body, int status) {
   return response;
 }
 
+Status check_client(const HttpRequest& http) {
+  if (!peer_has_gone(http.socket)) return std::nullopt;
+  return Error{Error::unavailable, "the client has closed the connection", {}};
+}
+
 Generate::Generate(const ServedModel& model, EngineLoop& loop, DisconnectWatcher& watcher, const Clock& clock)
     : model_(model), loop_(loop), watcher_(watcher), clock_(clock), next_seed_(random_bits()) {}
 
@@ -60,7 +92,7 @@ HttpResponse Generate::completion(const HttpRequest& http) {
   if (!body) return error_reply(body.error());
   Result<ApiRequest> request = parse_completion(*body, model_.limits);
   if (!request) return error_reply(request.error());
-  Result<std::vector<Prompt>> prompts = tokenize(*request);
+  Result<std::vector<Prompt>> prompts = tokenize(http, *request);
   if (!prompts) return error_reply(prompts.error());
   return answer(http, *request, *std::move(prompts), arrival_us);
 }
@@ -71,24 +103,25 @@ HttpResponse Generate::chat(const HttpRequest& http) {
   if (!body) return error_reply(body.error());
   Result<ApiRequest> request = parse_chat(*body, model_.limits);
   if (!request) return error_reply(request.error());
+  if (Status gone = check_client(http)) return error_reply(*gone);
   Result<std::string> text = model_.render_chat(request->chat);
   if (!text) return error_reply(text.error());
+  if (Status gone = check_client(http)) return error_reply(*gone);
   Result<Prompt> prompt = encode(*text, request->add_special_tokens);
   if (!prompt) return error_reply(prompt.error());
-  prompt->text.clear();
-  const Json& last = request->chat.messages.back();
-  if (request->reply.echo && member(last, "role") == "assistant" && member(last, "content").is_string())
-    prompt->text = last["content"].get<std::string>();
+  prompt->text = request->reply.echo ? last_answer(request->chat) : std::string();
   return answer(http, *request, {*std::move(prompt)}, arrival_us);
 }
 
-Result<std::vector<Generate::Prompt>> Generate::tokenize(const ApiRequest& request) const {
+Result<std::vector<Generate::Prompt>> Generate::tokenize(const HttpRequest& http,
+                                                         const ApiRequest& request) const {
   std::vector<Prompt> prompts;
   for (const PromptInput& input : request.prompts) {
     if (const auto* tokens = std::get_if<std::vector<TokenId>>(&input)) {
       prompts.push_back({.text = {}, .tokens = *tokens});
       continue;
     }
+    if (Status gone = check_client(http)) return *std::move(gone);
     Result<Prompt> prompt = encode(std::get<std::string>(input), request.add_special_tokens);
     if (!prompt) return prompt.error();
     prompts.push_back(*std::move(prompt));
@@ -115,21 +148,19 @@ HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request
   if (!id) return error_reply(id.error());
   std::vector<Request> all;
   std::vector<AnswerPrompt> reports;
-  int64_t num_tokens = 0;
-  for (const Prompt& prompt : prompts) num_tokens += int64_t(prompt.tokens.size()) * request.n;
-  if (num_tokens > kMaxChoiceTokens)
-    return error_reply(
-        {Error::invalid_argument,
-         fmt::format("'n' times the tokens of all prompts is {}; the most is {}", num_tokens, kMaxChoiceTokens),
-         "n"});
+  if (Status large = check_copies(request, prompts)) return error_reply(*large);
   const uint64_t seed = next_seed_.fetch_add(0x9e3779b97f4a7c15);  // the next one differs in every bit
   for (Prompt& prompt : prompts) {
+    const size_t num_given = prompt.tokens.size();
     Result<std::vector<Request>> choices =
         engine_requests(request, std::move(prompt.tokens), model_.limits, seed + all.size(), arrival_us);
     if (!choices) return error_reply(choices.error());
-    reports.push_back({std::move(prompt.text), choices->front().prompt});
+    // An echo is what the model saw: of a truncated prompt the text of the tokens that are left.
+    const bool truncated = choices->front().prompt.size() != num_given && !request.reply.chat;
+    reports.push_back({truncated ? std::string() : std::move(prompt.text), choices->front().prompt});
     std::move(choices->begin(), choices->end(), std::back_inserter(all));
   }
+  if (Status gone = check_client(http)) return error_reply(*gone);
   Result<std::shared_ptr<Generation>> generation = loop_.submit(std::move(all), request.n);
   if (!generation) return error_reply(generation.error());
 

@@ -32,14 +32,15 @@ class Generate {
   HttpResponse completion(const HttpRequest& request);
   HttpResponse chat(const HttpRequest& request);
 
- private:
   struct Prompt {
     std::string text;  // as given; of token prompts empty
     std::vector<TokenId> tokens;
   };
+
+ private:
   HttpResponse answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts,
                       int64_t arrival_us);
-  Result<std::vector<Prompt>> tokenize(const ApiRequest& request) const;
+  Result<std::vector<Prompt>> tokenize(const HttpRequest& http, const ApiRequest& request) const;
   Result<Prompt> encode(const std::string& text, bool add_special_tokens) const;
 
   const ServedModel& model_;
@@ -49,6 +50,9 @@ class Generate {
   std::atomic<uint64_t> next_seed_;
 };
 
+// An Error when the client has left. Rendering and tokenising a long prompt takes a second, which nobody needs
+// then: looked at between the steps, not within one; from submit() on the watcher does it.
+Status check_client(const HttpRequest& http);
 // "chatcmpl-" or "cmpl-" and the client's X-Request-Id, or 32 random hexadecimal digits.
 Result<std::string> reply_id(const HttpRequest& request, const char* prefix);
 HttpResponse error_reply(const Error& error);

@@ -13,23 +13,14 @@
 #include <thread>
 
 #include "server/connection.h"
+#include "server/http_body.h"
+#include "server/http_head.h"
 
 namespace ekv {
 namespace {
 
+constexpr std::chrono::milliseconds kHurriedGrace{1000};
 constexpr int kListenBacklog = 1024;  // the library's own backlog of 5 drops bursts of connections
-
-// The library's request has no room for our connection. Its client-side progress callback is unused in a server
-// and carries the reference through.
-struct ConnectionRef {
-  Connection* connection;
-  bool operator()(uint64_t, uint64_t) const { return true; }
-};
-
-Connection* connection_of(const httplib::Request& request) {
-  const auto* ref = request.progress.target<ConnectionRef>();
-  return ref ? ref->connection : nullptr;
-}
 
 // Runs jobs at once: the server makes a thread per connection itself, because it must know the socket to
 // refuse.
@@ -48,7 +39,7 @@ HttpRequest head_of(const httplib::Request& from) {
   head.method = from.method == "HEAD" ? "GET" : from.method;
   head.path = from.path;
   for (const auto& [name, value] : from.headers) head.headers.emplace_back(name, value);
-  if (const Connection* connection = connection_of(from)) head.socket = connection->socket();
+  if (const Connection* connection = Connection::of(from)) head.socket = connection->socket();
   return head;
 }
 
@@ -72,7 +63,7 @@ class HttpServer::Impl : public httplib::Server {
     set_pre_routing_handler(
         [this](const auto& request, auto& response) { return route_head(request, response); });
     Post(".*", [this](const httplib::Request& request, httplib::Response& response,
-                      const httplib::ContentReader& reader) { read_and_handle(request, response, reader); });
+                      const httplib::ContentReader&) { read_and_handle(request, response); });
     set_expect_100_continue_handler([this](const auto& request, auto& response) {
       return answer_early(request, response) ? response.status : 100;
     });
@@ -106,20 +97,19 @@ class HttpServer::Impl : public httplib::Server {
     return std::nullopt;
   }
 
-  void end(int grace_ms) {
+  bool end(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
     const uint64_t one = 1;
     if (::write(stop_event_, &one, sizeof(one)) != sizeof(one))
       log_error("cannot signal the connections to stop");
-    {
-      std::unique_lock lock(mutex_);
-      ended_.wait_for(lock, std::chrono::milliseconds(grace_ms), [&] { return open_ == 0; });
-      for (int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
-    }
-    // The library's stop() does nothing before its loop has begun; this works at any time.
+    const bool all_ended = end_connections(grace, hurry);
+    // Last, because the library ends streams without their last bytes once it is gone. The library's own stop()
+    // does nothing before its loop has begun; this works at any time.
     const int listener = svr_sock_.exchange(INVALID_SOCKET);
-    if (listener == INVALID_SOCKET) return;
-    ::shutdown(listener, SHUT_RDWR);
-    ::close(listener);
+    if (listener != INVALID_SOCKET) {
+      ::shutdown(listener, SHUT_RDWR);
+      ::close(listener);
+    }
+    return all_ended;
   }
 
   int port() const { return port_; }
@@ -128,19 +118,23 @@ class HttpServer::Impl : public httplib::Server {
   bool process_and_close_socket(int socket) override;
   void turn_away(int socket);
   void serve(int socket);
+  bool receive_head(Connection& connection);
   void forget(int socket);
   void connection_ended();
   void prepare(httplib::Request& request, Connection& connection);
   HandlerResponse route_head(const httplib::Request& request, httplib::Response& response);
   bool answer_early(const httplib::Request& request, httplib::Response& response);
   std::optional<HttpResponse> check_framing(const HttpRequest& head);
-  void read_and_handle(const httplib::Request& request, httplib::Response& response,
-                       const httplib::ContentReader& reader);
+  BodyEnd read_body(const HttpRequest& head, Connection& connection, std::string& body) const;
+  void read_and_handle(const httplib::Request& request, httplib::Response& response);
   void word_error(const httplib::Request& request, httplib::Response& response);
   void report_exception(const httplib::Request& request, httplib::Response& response,
                         std::exception_ptr failure);
   static void fill(const httplib::Request& request, HttpResponse from, httplib::Response& to);
   static void set_connection_header(const httplib::Request& request, httplib::Response& response);
+  bool end_connections(std::chrono::milliseconds grace, const std::function<bool()>& hurry);
+  bool all_end_within(std::chrono::milliseconds at_most, const std::function<bool()>& hurry,
+                      std::unique_lock<std::mutex>& lock);
   void wait_for_connections() {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [&] { return open_ == 0; });
@@ -156,6 +150,25 @@ class HttpServer::Impl : public httplib::Server {
   std::set<int> sockets_;  // that may be shut down; guarded by mutex_
   int open_ = 0;           // connections whose thread is still there; guarded by mutex_
 };
+
+bool HttpServer::Impl::end_connections(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
+  std::unique_lock lock(mutex_);
+  if (all_end_within(grace, hurry, lock)) return true;
+  for (int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
+  return all_end_within(kHurriedGrace, hurry, lock);
+}
+
+bool HttpServer::Impl::all_end_within(std::chrono::milliseconds at_most, const std::function<bool()>& hurry,
+                                      std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kTurn{50};
+  auto deadline = std::chrono::steady_clock::now() + at_most;
+  for (bool hurried = false;;) {
+    if (ended_.wait_for(lock, kTurn, [&] { return open_ == 0; })) return true;
+    const auto now = std::chrono::steady_clock::now();
+    if (!hurried && (hurried = hurry())) deadline = std::min(deadline, now + kHurriedGrace);
+    if (now >= deadline) return false;
+  }
+}
 
 // On the accepting thread. Always true: the library has nothing more to do with this socket.
 bool HttpServer::Impl::process_and_close_socket(int socket) {
@@ -177,11 +190,8 @@ bool HttpServer::Impl::process_and_close_socket(int socket) {
 }
 
 void HttpServer::Impl::turn_away(int socket) {
-  const HttpResponse busy = app_.refuse({}, 503, "too many connections; try again in a second");
-  const std::string reply = fmt::format(
-      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
-      "Retry-After: 1\r\nConnection: close\r\n\r\n{}",
-      busy.body.size(), busy.body);
+  const std::string reply = last_reply(
+      503, app_.refuse({}, 503, "too many connections; try again in a second").body, "Retry-After: 1\r\n");
   ::send(socket, reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   ::close(socket);
 }
@@ -190,7 +200,7 @@ void HttpServer::Impl::serve(int socket) {
   {
     Connection connection(socket, stop_event_, limits_);
     while (connection.wait_for_request(std::chrono::seconds(config_.keep_alive_s))) {
-      connection.begin_head();
+      if (!receive_head(connection)) break;
       bool close = false;
       const bool alive = process_request(connection, false, close,
                                          [&](httplib::Request& request) { prepare(request, connection); });
@@ -199,6 +209,26 @@ void HttpServer::Impl::serve(int socket) {
     forget(socket);  // before it is closed: the number may come back at once with a new connection
   }
   connection_ended();
+}
+
+// False: there is none, or it is refused and that has been told.
+bool HttpServer::Impl::receive_head(Connection& connection) {
+  std::string head;
+  const HeadEnd end = connection.receive_head(head);
+  if (end == HeadEnd::none) return false;
+  std::optional<HeadFault> fault = HeadFault{431, "the head of the request is too long"};
+  if (end == HeadEnd::whole) fault = check_head(head);
+  if (!fault) {
+    connection.put_back(head);
+    return true;
+  }
+  const std::string reply = last_reply(fault->status, app_.refuse({}, fault->status, fault->message).body);
+  for (size_t sent = 0; sent < reply.size();) {
+    const ssize_t n = connection.write(reply.data() + sent, reply.size() - sent);
+    if (n <= 0) break;
+    sent += size_t(n);
+  }
+  return false;
 }
 
 void HttpServer::Impl::forget(int socket) {
@@ -217,7 +247,7 @@ void HttpServer::Impl::connection_ended() {
 // for a body that the head does not announce.
 void HttpServer::Impl::prepare(httplib::Request& request, Connection& connection) {
   connection.end_head();
-  request.progress = ConnectionRef{&connection};
+  connection.attach_to(request);
   request.headers.erase("Accept-Encoding");
   request.ranges.clear();
   const bool chunked = request.has_header("Transfer-Encoding");
@@ -228,7 +258,9 @@ void HttpServer::Impl::prepare(httplib::Request& request, Connection& connection
     request.headers.erase("Expect");  // RFC 9110 10.1.1: a 1.0 client cannot mean it
     connection.close_after_reply();
   }
-  if (strcasecmp(request.get_header_value("Connection").c_str(), "close") == 0) connection.close_after_reply();
+  const auto [first, last] = request.headers.equal_range("Connection");
+  if (std::any_of(first, last, [](const auto& header) { return has_list_item(header.second, "close"); }))
+    connection.close_after_reply();
   if (strcasecmp(request.get_header_value("Expect").c_str(), "100-continue") == 0 && connection.is_readable())
     request.headers.erase("Expect");  // the body is already coming
 }
@@ -259,7 +291,7 @@ bool HttpServer::Impl::answer_early(const httplib::Request& request, httplib::Re
   std::optional<HttpResponse> answer = app_.gate(head);
   if (!answer) answer = check_framing(head);
   if (!answer) return false;
-  if (Connection* connection = connection_of(request); connection && connection->body_unread())
+  if (Connection* connection = Connection::of(request); connection && connection->body_unread())
     connection->close_after_reply();
   fill(request, *std::move(answer), response);
   return true;
@@ -269,33 +301,36 @@ httplib::Server::HandlerResponse HttpServer::Impl::route_head(const httplib::Req
                                                               httplib::Response& response) {
   if (answer_early(request, response)) return HandlerResponse::Handled;
   if (request.method == "POST") return HandlerResponse::Unhandled;
-  if (Connection* connection = connection_of(request); connection && connection->body_unread())
+  if (Connection* connection = Connection::of(request); connection && connection->body_unread())
     connection->close_after_reply();
   fill(request, app_.handle(head_of(request)), response);
   return HandlerResponse::Handled;
 }
 
-void HttpServer::Impl::read_and_handle(const httplib::Request& request, httplib::Response& response,
-                                       const httplib::ContentReader& reader) {
+BodyEnd HttpServer::Impl::read_body(const HttpRequest& head, Connection& connection, std::string& body) const {
+  if (!head.header("Transfer-Encoding").empty())
+    return read_chunked_body(connection, config_.max_body_bytes, body);
+  return read_sized_body(connection, std::stoull(head.header("Content-Length")), body);
+}
+
+// After check_framing(): the length is there once, and is a size within the limit.
+void HttpServer::Impl::read_and_handle(const httplib::Request& request, httplib::Response& response) {
   HttpRequest whole = head_of(request);
-  bool too_large = false;
-  const bool complete = reader([&](const char* data, size_t size) {
-    too_large = whole.body.size() + size > config_.max_body_bytes;
-    if (!too_large) whole.body.append(data, size);
-    return !too_large;
-  });
-  Connection& connection = *connection_of(request);
+  Connection& connection = *Connection::of(request);
+  const BodyEnd end = read_body(whole, connection, whole.body);
   response.status = -1;
-  if (complete) {
+  if (end == BodyEnd::whole) {
     connection.expect_body(false);
     return fill(request, app_.handle(whole), response);
   }
   connection.close_after_reply();
   whole.body.clear();
+  const std::string too_large = fmt::format("the body is over the limit of {} bytes", config_.max_body_bytes);
   fill(request,
-       too_large ? app_.refuse(whole, 413,
-                               fmt::format("the body is over the limit of {} bytes", config_.max_body_bytes))
-                 : app_.refuse(whole, 400, "the body ended early or its chunks are malformed"),
+       end == BodyEnd::too_large ? app_.refuse(whole, 413, too_large)
+       : end == BodyEnd::malformed
+           ? app_.refuse(whole, 400, "the chunks of the body are malformed")
+           : app_.refuse(whole, 400, "the body ended early: fewer bytes came than the request announces"),
        response);
 }
 
@@ -316,7 +351,7 @@ void HttpServer::Impl::report_exception(const httplib::Request& request, httplib
   } catch (...) {
     log_error(fmt::format("{} {}: unknown exception", request.method, request.path));
   }
-  if (Connection* connection = connection_of(request)) connection->close_after_reply();
+  if (Connection* connection = Connection::of(request)) connection->close_after_reply();
   fill(request, app_.refuse(head_of(request), 500, "internal error; the server's log says more"), response);
 }
 
@@ -344,7 +379,7 @@ void HttpServer::Impl::set_connection_header(const httplib::Request& request, ht
   response.headers.erase("Keep-Alive");
   response.headers.erase("Connection");
   response.headers.erase("Accept-Ranges");
-  const Connection* connection = connection_of(request);
+  const Connection* connection = Connection::of(request);
   if (!connection || connection->closing()) response.set_header("Connection", "close");
 }
 
@@ -353,6 +388,8 @@ HttpServer::~HttpServer() = default;
 Status HttpServer::bind() { return impl_->open(); }
 int HttpServer::port() const { return impl_->port(); }
 void HttpServer::run() { impl_->listen_after_bind(); }
-void HttpServer::stop(int grace_ms) { impl_->end(grace_ms); }
+bool HttpServer::stop(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
+  return impl_->end(grace, hurry);
+}
 
 }  // namespace ekv

@@ -2,6 +2,7 @@
 // http.h -- bytes in and out: connections, limits, keep-alive, streams. One thread per connection. What a
 // request means is the HttpApp's business.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -63,8 +64,10 @@ class HttpServer {
   Status bind();
   int port() const;  // after bind()
   void run();        // accepts connections until stop(); returns when the last one has ended
-  // Any thread. Idle connections are closed; the others have `grace_ms` to finish, then their sockets are shut.
-  void stop(int grace_ms);
+  // Any thread. Idle connections are closed; the others have `grace` to finish, a second when `hurry` says
+  // true, then their sockets are shut. False: another second later the thread of one is still at work, which
+  // nothing can end; run() returns when it is done.
+  bool stop(std::chrono::milliseconds grace, const std::function<bool()>& hurry);
 
  private:
   class Impl;

@@ -71,8 +71,8 @@ void add_thresholds(CLI::App& app, FidelityConfig& f) {
   add("--headroom-pages", f.headroom_pages, "pages per running sequence that promotion leaves free");
   add("--max-restores", f.max_restores, "pairs on their way back from the host at any time");
   app.add_option("--demotion-watermark", f.free_watermark,
-                 "share of the pool that --demotion watermark keeps free, 0 to 1")
-      ->check(CLI::Range(0.0, 1.0))
+                 "share of the pool that --demotion watermark keeps free")
+      ->check(fraction())
       ->capture_default_str();
 }
 
@@ -86,8 +86,8 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
          "host memory for low bytes, without room nothing is demoted; with exact-offload for whole pairs")
       ->capture_default_str();
   app.add_option("--max-base-fraction", f.max_base_fraction,
-                 "a pair is demoted only while at most this share of the resident pairs is BASE, 0 to 1")
-      ->check(CLI::Range(0.0, 1.0))
+                 "a pair is demoted only while at most this share of the resident pairs is BASE")
+      ->check(fraction())
       ->capture_default_str();
   app.add_option("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET")
       ->check(CLI::Range(0, kMost))

@@ -1,4 +1,5 @@
-// main.cpp -- the command line in, an exit code out. The only file that may end the process.
+// main.cpp -- the command line in, an exit code out. The only file that may end the process,
+// beside exit_guard.cpp.
 
 #include <fmt/core.h>
 

@@ -3,21 +3,20 @@
 //
 // Names, ranges and defaults are those of vLLM's OpenAI server. Where it leaves a choice or we differ:
 //   * every error is {"error": {"message", "type", "param", "code"}}; `type` is invalid_request_error for all
-//   4xx
-//     but 401 (authentication_error) and 404 (not_found_error), server_error for 500, unavailable_error for
-//     503; `code` is the HTTP status as an integer, and the string "context_length_exceeded" when a prompt does
-//     not fit.
+//     4xx but 401 (authentication_error) and 404 (not_found_error), server_error for 500, unavailable_error
+//     for 503; `code` is the HTTP status as an integer, and the string "context_length_exceeded" when a prompt
+//     does not fit.
 //   * null is the same as absent; unknown fields are ignored; what this server knows but cannot do is refused.
 //   * max_tokens beyond the context is cut to what fits, as in vLLM; a prompt that leaves no room is a 400.
 //   * a seed fixes choice 0 to the text of the same request with n = 1; further choices have derived seeds.
 //   * a stop token counts as a completion token and has its logprobs; its text is only shown with
 //     include_stop_str_in_output.
 //   * an end in the middle of a character shows one U+FFFD, streaming or not.
+//   * an echo is the prompt that the model saw, after truncate_prompt_tokens.
 //   * logprobs of minus infinity are written -9999.0.
 //   * refused where vLLM clamps or ignores: logit_bias beyond 100, best_of > 1, stream_interval other than 1,
-//   suffix,
-//     -1 for prompt_logprobs and top_logprobs; bounded besides: the constants below, `n` over all prompts
-//     together.
+//     suffix, -1 for prompt_logprobs and top_logprobs.
+//   * bounded besides: the constants below, `n` over all prompts together.
 //   * a temperature between 0 and 0.01 is used as it is; a content type other than JSON is 415.
 //   * a client that closes its sending side counts as gone; SIGTERM drains for 30 s, a second signal cancels.
 
@@ -48,7 +47,8 @@ constexpr int kMaxStopStrings = 4;
 constexpr size_t kMaxStopBytes = 4096;  // of one stop string
 constexpr size_t kMaxStopTokenIds = 1024;
 constexpr size_t kMaxSaltBytes = 256;
-constexpr int64_t kMaxChoiceTokens = int64_t(4) << 20;  // of all prompts, times `n`: each choice has a copy
+constexpr int64_t kMaxChoiceTokens = int64_t(4)
+                                     << 20;  // of all choices: each has a copy of its prompt and more
 constexpr int kMaxPrompts = 1024;
 constexpr int kMaxChoices = 16384;  // of one request, all prompts together
 

@@ -193,7 +193,7 @@ Json ReplyWriter::prompt_logprobs(const PromptReport& prompt) const {
     };
     for (int i = 0; i < int(logprobs.top.size()) && i < options_.prompt_logprobs; ++i)
       add(logprobs.top[size_t(i)], i + 1);
-    add(logprobs.chosen, Json());
+    add(logprobs.chosen, logprobs.rank > 0 ? Json(logprobs.rank) : Json());
     list.push_back(std::move(entry));
   }
   return list;

@@ -79,6 +79,7 @@ HttpResponse Routes::tokenize(const HttpRequest& request) {
   bool add_special_tokens = true;
   const Result<std::string> text = text_of(*body, model_, &add_special_tokens);
   if (!text) return error_reply(text.error());
+  if (Status gone = check_client(request)) return error_reply(*gone);
   const Result<bool> want_strings = bool_member(*body, "return_token_strs", false);
   if (!want_strings) return error_reply(want_strings.error());
   const Result<std::vector<TokenId>> tokens = model_.tokenizer.encode(*text, add_special_tokens);

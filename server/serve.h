@@ -9,6 +9,8 @@ namespace ekv {
 int serve(const ServeFlags& flags);
 
 // Longest sequence: what was asked for must fit a pool of `num_pages`; without a wish it is cut to what fits.
-Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pages);
+// `pool_flag`: the flag that the size of the pool comes from.
+Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pages,
+                        const std::string& pool_flag);
 
 }  // namespace ekv

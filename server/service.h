@@ -17,6 +17,8 @@ struct ServiceConfig {
   HttpConfig http;
   RouteOptions routes;
   EngineLoopConfig loop;
+  // For the last bytes of replies when the server stops; a client that does not take them by then is cut off.
+  std::chrono::milliseconds flush_grace{5000};
 };
 
 class Service {
@@ -24,17 +26,19 @@ class Service {
   // `clock` outlives the service. `on_fatal` is called once, on the engine thread, when the engine has failed.
   Service(const ServiceConfig& config, ServedModel model, const EngineConfig& engine_config, int num_pages,
           const EngineLoop::MakeEngine& make_engine, const Clock& clock, std::function<void()> on_fatal);
-  ~Service();  // without shut_down() before: at once
+  ~Service();  // without shut_down() before: at once; waits for every thread
 
   Status start();  // listens and returns
   int port() const { return http_.port(); }
   EngineLoop& loop() { return loop_; }
 
   // New requests get 503. Running ones have `at_most` to finish, or until `hurry` says true; then they are
-  // cancelled, told so, and the sockets are closed.
-  void shut_down(std::chrono::milliseconds at_most, const std::function<bool()>& hurry);
+  // cancelled, told so, and the sockets are closed, at the latest after the flush grace. False: after that
+  // grace once more a connection's thread is still at work.
+  bool shut_down(std::chrono::milliseconds at_most, const std::function<bool()>& hurry);
 
  private:
+  std::chrono::milliseconds flush_grace_;
   ServedModel model_;
   Metrics metrics_;
   EngineLoop loop_;

@@ -188,6 +188,7 @@ void Engine::deliver(const StepOutput& output) {
   for (uint32_t ticket : output.transfers_done) kv_.transfer_done(ticket);
   kv_.finish_loads(sequences_.running());
   record_.transfers_done = int(output.transfers_done.size());
+  record_.clamped_values = output.clamped_values;
 }
 
 void Engine::deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us) {

@@ -88,6 +88,8 @@ const StepMetric kStepCounters[] = {
      [](const R& r) { return double(r.to_host_bytes); }, "direction", "to_host"},
     {"elastickv:host_copy_bytes_total", "Bytes of KV copied between device and host.",
      [](const R& r) { return double(r.from_host_bytes); }, "direction", "from_host"},
+    {"elastickv:kv_clamped_values_total", "KV values that were cut to what the number format holds.",
+     [](const R& r) { return double(r.clamped_values); }},
     {"elastickv:pairs_seen_total", "Pairs that attention read, summed over steps and sequences.",
      [](const R& r) { return double(r.pairs_seen); }},
     {"elastickv:base_pairs_seen_total", "BASE pairs among them; base_pairs_seen / pairs_seen is the exposure.",
@@ -206,9 +208,9 @@ Metrics::~Metrics() = default;
 
 void Metrics::on_request(int num_choices) { families_->params_n.Observe(num_choices); }
 
-void Metrics::on_first_token(const SeqStats& stats, bool counts_prompt) {
+void Metrics::on_first_token(const SeqStats& stats, bool counts_prompt, bool is_output) {
   Families& f = *families_;
-  f.generation_tokens.Increment();
+  if (is_output) f.generation_tokens.Increment();
   f.first_token.Observe(seconds(stats.arrival_us, stats.first_token_us));
   if (!counts_prompt) return;
   f.prompt_tokens.Increment(stats.num_prompt);

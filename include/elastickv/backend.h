@@ -65,6 +65,7 @@ struct StepOutput {
   std::vector<uint32_t> transfers_done;  // tickets, in the order in which their copies ended
   std::vector<int32_t> invalid_chunks;   // chunks whose keys, values or logits were not finite: their sequences
                                          // must fail, their rows mean nothing; ascending, each once
+  int64_t clamped_values = 0;            // KV values of this step that the number format could not hold
 };
 
 // Called once a step, so virtual calls cost nothing; there is no per-operation interface, so a backend is free

@@ -45,6 +45,7 @@ struct StepRecord {
   int64_t pairs_seen = 0, base_pairs_seen = 0;              // each chunk once,
   int64_t query_pairs_seen = 0, query_base_pairs_seen = 0;  // or once for each of its tokens
   KvPath path = KvPath::native;
+  int64_t clamped_values = 0;  // KV values that were cut to what the number format holds
 };
 
 // Called on the engine thread; must not block and must not call back into the engine, except Engine::cancel.

@@ -20,7 +20,8 @@ class Metrics {
   ~Metrics();
 
   void on_request(int num_choices);
-  void on_first_token(const SeqStats& stats, bool counts_prompt);
+  // `is_output`: false when the client gets no token, because it asked for the scores of its prompt alone.
+  void on_first_token(const SeqStats& stats, bool counts_prompt, bool is_output = true);
   void on_next_token(int64_t gap_us);
   // `max_tokens`: what the request asked for.
   void on_finished(FinishReason reason, const SeqStats& stats, int max_tokens);

@@ -55,6 +55,7 @@ struct TokenLogprob {
 struct TokenLogprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; as many as were asked for
+  int32_t rank = 0;               // of `chosen`: 1 + the tokens with larger logits; 0: the device does not say
 };
 
 // What happened to a sequence so far. Times are Clock times; 0: not yet.

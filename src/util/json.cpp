@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <stdexcept>
-#include <type_traits>
-#include <vector>
+
+#include "util/json_builder.h"
 
 namespace ekv {
 namespace {
@@ -35,45 +34,34 @@ bool deeper_than(std::string_view text, int max_depth) {
   return false;
 }
 
-// Refuses objects whose members `Json` would search too long: without a limit a body of one megabyte costs
-// seconds.
-class MemberLimit {
- public:
-  template <class Value>
-  bool operator()(int depth, nlohmann::json::parse_event_t event, Value&) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start) members_.resize(size_t(depth) + 2), members_[size_t(depth) + 1] = 0;
-    if (event == Event::key && ++members_.at(size_t(depth)) > kMaxJsonMembers)
-      throw std::length_error(fmt::format("a JSON object has more than {} members", kMaxJsonMembers));
-    return true;
-  }
+// The library quotes the offending text, which need not be short or UTF-8.
+std::string clean_words(const std::string& words) {
+  constexpr size_t kMostBytes = 400;
+  const Json cut = words.size() <= kMostBytes ? words : words.substr(0, kMostBytes) + "...";
+  return Json::parse(cut.dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
 
- private:
-  std::vector<int> members_;  // [depth] of the objects being read
-};
-
-template <class Value>
-Result<Value> parse_as(std::string_view text, int max_depth) {
-  if (deeper_than(text, max_depth))
-    return Error{Error::invalid_argument, fmt::format("JSON is nested deeper than {} levels", max_depth), {}};
-  try {
-    constexpr bool ordered = std::is_same_v<Value, Json>;
-    return ordered ? Value::parse(text, MemberLimit()) : Value::parse(text);
-  } catch (const std::length_error& e) {
-    return Error{Error::invalid_argument, e.what(), {}};
-  } catch (const nlohmann::json::exception& e) {
-    // The library quotes the offending bytes, which need not be UTF-8: pass its words on as clean text.
-    const std::string clean = Json(e.what()).dump(-1, ' ', false, Json::error_handler_t::replace);
-    return Error{Error::invalid_argument, "not valid JSON: " + Json::parse(clean).get<std::string>(), {}};
-  }
+Status check_depth(std::string_view text, int max_depth) {
+  if (!deeper_than(text, max_depth)) return std::nullopt;
+  return Error{Error::invalid_argument, fmt::format("JSON is nested deeper than {} levels", max_depth), {}};
 }
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, int max_depth) { return parse_as<Json>(text, max_depth); }
+Result<Json> parse_json(std::string_view text, int max_depth) {
+  if (Status deep = check_depth(text, max_depth)) return *std::move(deep);
+  JsonBuilder builder;
+  if (Json::sax_parse(text, &builder)) return builder.take();
+  return Error{Error::invalid_argument, clean_words(builder.fault()), {}};
+}
 
 Result<SortedJson> parse_sorted_json(std::string_view text, int max_depth) {
-  return parse_as<SortedJson>(text, max_depth);
+  if (Status deep = check_depth(text, max_depth)) return *std::move(deep);
+  try {
+    return SortedJson::parse(text);
+  } catch (const nlohmann::json::exception& e) {
+    return Error{Error::invalid_argument, clean_words(fmt::format("not valid JSON: {}", e.what())), {}};
+  }
 }
 
 std::string dump_json(const Json& value, int indent) {

@@ -197,6 +197,59 @@ TEST(Shutdown, WhatDoesNotFinishInTimeIsToldSo) {
   }
 }
 
+// A chat request inside a template that takes as long as the test wants; 20 s at most, so that a failure ends.
+struct BusyTemplate {
+  std::atomic<bool> entered{false}, released{false};
+  RenderChat render() {
+    return [this](const ChatInput&) -> Result<std::string> {
+      entered = true;
+      for (int i = 0; i < 4000 && !released; ++i) std::this_thread::sleep_for(milliseconds(5));
+      return std::string("a prompt");
+    };
+  }
+};
+
+void begin_chat(RawHttp& client) {
+  client.send(http_request("POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"));
+}
+
+TEST(Shutdown, AThreadThatIsBusyDoesNotHoldItUp) {
+  for (const bool hurry : {false, true}) {
+    BusyTemplate busy;
+    TestServerOptions options;
+    options.render = busy.render();
+    options.service.flush_grace = milliseconds(hurry ? 60000 : 300);
+    TestServer server(options);
+    RawHttp client(server.port());
+    begin_chat(client);
+    ASSERT_TRUE(eventually([&] { return busy.entered.load(); }));
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_FALSE(server.service().shut_down(milliseconds(100), [&] { return hurry; }));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(6000));
+    busy.released = true;
+  }
+}
+
+// Nothing is tokenised and run for a client that left while its prompt was made.
+TEST(Cancellation, AClientThatLeavesBeforeItsPromptIsReadyReachesNoEngine) {
+  BusyTemplate busy;
+  TestServerOptions options;
+  options.render = busy.render();
+  TestServer server(options);
+  {
+    RawHttp client(server.port());
+    begin_chat(client);
+    ASSERT_TRUE(eventually([&] { return busy.entered.load(); }));
+  }
+  std::this_thread::sleep_for(milliseconds(20));
+  busy.released = true;
+  EXPECT_FALSE(eventually([&] { return server.metric(kAborted) > 0 || server.behaviour.steps > 0; }, 500));
+  busy.entered = false;
+  RawHttp stays(server.port());
+  begin_chat(stays);
+  EXPECT_EQ(stays.read_response().status, 200);
+}
+
 TEST(Health, SaysWhenAStepHangs) {
   TestServerOptions options;
   options.service.loop.hang_us = 300000;
@@ -243,7 +296,8 @@ void run_one(const TestServer& server, unsigned seed, ClientTotals& totals) {
   std::mt19937 rng(seed);
   const Json kinds = Json::parse(R"([{"max_tokens":20,"temperature":0},{"max_tokens":9,"n":4},
       {"max_tokens":60,"stop":["a","e","Q"]},{"max_tokens":5,"temperature":9},
-      {"max_tokens":40,"logit_bias":{"256":100}}])");
+      {"max_tokens":40,"logit_bias":{"256":100}},{"max_tokens":0,"echo":true,"logprobs":1},
+      {"max_tokens":0,"echo":true,"n":2}])");
   Json body = kinds[rng() % kinds.size()];
   body["prompt"] = "shared beginning of many prompts, long enough for a block, " + std::to_string(rng() % 5);
   const RawResponse response = server.complete(body);
@@ -264,6 +318,16 @@ std::map<std::string, double> counters(const TestServer& server) {
       values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
   }
   return values;
+}
+
+TEST(Metrics, ClampedKvValuesAreCounted) {
+  TestServer server;
+  server.behaviour.clamped_values = 3;
+  EXPECT_EQ(server.complete(long_request(false, 5)).status, 200);
+  server.behaviour.clamped_values = 0;
+  EXPECT_EQ(server.complete(long_request(false, 5)).status, 200);
+  EXPECT_TRUE(server.wait_until_idle(2000));
+  EXPECT_EQ(server.metric("elastickv:kv_clamped_values_total"), 15);
 }
 
 TEST(Metrics, CountersOnlyGrowAndTotalsAreThoseOfTheClients) {

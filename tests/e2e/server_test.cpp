@@ -296,6 +296,44 @@ TEST(Echo, ThePromptComesFirstAndCanBeScoredAlone) {
   EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
 }
 
+// The echo, the token ids and the offsets are of the prompt that the model saw.
+TEST(Echo, ATruncatedPromptIsEchoedAsItIsTruncated) {
+  const TestServer server;
+  for (const bool left : {true, false}) {
+    const Json body{{"prompt", "abcdef"},
+                    {"truncate_prompt_tokens", 3},
+                    {"truncation_side", left ? "left" : "right"},
+                    {"echo", true},
+                    {"logprobs", 0},
+                    {"temperature", 0},
+                    {"max_tokens", 2}};
+    const std::string seen = left ? "def" : "abc";
+    const Json choice = server.complete(body).json()["choices"][0];
+    EXPECT_EQ(choice["text"], seen + server.expected_text(seen, 2));
+    EXPECT_EQ(choice["logprobs"]["text_offset"], Json::parse("[0,1,2,3,4]"));
+  }
+}
+
+TEST(Echo, AContinuedMessageIsEchoedWhateverItsShape) {
+  const TestServer server;
+  const std::pair<Json, std::string> contents[] = {
+      {"Well", "Well"},
+      {Json::parse(R"([{"type":"text","text":"Well"}])"), "Well"},
+      {Json::parse(R"([{"type":"text","text":"Well"},{"type":"text","text":"now"}])"), "Well\nnow"}};
+  for (const auto& [content, text] : contents) {
+    const Json messages = {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", content}}};
+    const Json reply = server
+                           .post("/v1/chat/completions", Json{{"messages", messages},
+                                                              {"continue_final_message", true},
+                                                              {"echo", true},
+                                                              {"temperature", 0},
+                                                              {"max_tokens", 3}})
+                           .json();
+    EXPECT_EQ(reply["choices"][0]["message"]["content"],
+              text + server.expected_text("[user] a\n[assistant] " + text, 3));
+  }
+}
+
 // LOG-1 over the wire: impossible alternatives, strict JSON, complete arrays.
 TEST(Logprobs, EveryTokenHasItsEntry) {
   const TestServer server;
@@ -327,6 +365,9 @@ TEST(Logprobs, PromptLogprobsStandBesideTheReply) {
   EXPECT_TRUE(list[0].is_null());
   EXPECT_EQ(list[1]["98"]["logprob"], -0.5);
   EXPECT_EQ(list[1]["98"]["decoded_token"], "b");
+  EXPECT_EQ(list[1]["98"]["rank"], 1);
+  const Json alone = server.complete({{"prompt", "abc"}, {"prompt_logprobs", 0}, {"max_tokens", 1}}).json();
+  EXPECT_EQ(alone["choices"][0]["prompt_logprobs"][1]["98"]["rank"], kFakeRank);  // outside the list
 }
 
 TEST(Tokens, IdsComeBackWhenAskedFor) {

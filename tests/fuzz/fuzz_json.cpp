@@ -36,7 +36,8 @@ void check_requests(const ApiRequest& request, const ApiLimits& limits) {
 
 // Stop strings of a client against a text of a client, cut in the middle or not: the same.
 void check_stops(const ApiRequest& request, const std::string& text) {
-  StopScanner whole(request.reply.stop, request.reply.include_stop), cut = whole;
+  StopScanner whole(std::make_shared<const StopPatterns>(request.reply.stop), request.reply.include_stop),
+      cut = whole;
   const size_t half = text.size() / 2;
   const std::string once = whole.push(text, true) + whole.flush();
   std::string twice = cut.push(std::string_view(text).substr(0, half), true);

@@ -31,6 +31,7 @@ class FakeClock : public Clock {
 };
 
 constexpr TokenId kFakeEos = 256, kFakeBos = 257;
+constexpr int kFakeRank = 42;    // of every token that is reported by itself
 constexpr int kFakeVocab = 260;  // rows of logits; 258 and 259 are padding without a token
 
 // Ids 0 to 255 are the bytes, so that a text and its tokens can be read off each other.
@@ -66,6 +67,7 @@ struct FakeBehaviour {
   std::atomic<bool> fail{false};    // the next step throws, as a lost device does
   std::atomic<bool> poison{false};  // every chunk of the next steps is reported as not finite
   std::atomic<int64_t> steps{0};
+  std::atomic<int64_t> clamped_values{0};  // that each step reports
   // The token after `tokens`, of which the first `num_prompt` are the prompt. Null: fake_token. Set before use.
   std::function<TokenId(const SampleRow&)> next_token;
 };
@@ -98,6 +100,7 @@ class FakeBackend : public Backend {
   void submit(const StepInput& input) override {
     output_.rows.clear();
     output_.invalid_chunks.clear();
+    output_.clamped_values = behaviour_.clamped_values;
     for (const SampleRow& row : input.sample_rows) output_.rows.push_back(sample(row));
     if (behaviour_.poison)
       for (size_t chunk = 0; chunk + 1 < input.q_start.size(); ++chunk)
@@ -123,6 +126,7 @@ class FakeBackend : public Backend {
     for (int i = 0; i < row.num_logprobs; ++i)
       logprobs.top.push_back({i == 0 ? out.token : TokenId(0xF0 + i % 4), -0.5f - float(i)});
     if (row.num_logprobs > 1) logprobs.top.back().logprob = -std::numeric_limits<float>::infinity();
+    logprobs.rank = kFakeRank;
     out.logprobs = std::move(logprobs);
     return out;
   }

@@ -27,7 +27,8 @@ struct TestServerOptions {
   int max_step_seqs = 64;
   bool adds_bos = false;
   ServiceConfig service;
-  ApiLimits limits;  // names, sizes and end tokens are filled in
+  ApiLimits limits;   // names, sizes and end tokens are filled in
+  RenderChat render;  // instead of kTestTemplate
 };
 
 class TestServer {
@@ -44,11 +45,12 @@ class TestServer {
     options.limits.vocab_size = kFakeVocab;
     options.limits.eos_ids = {kFakeEos};
     const Tokenizer tokenizer = byte_tokenizer(options.adds_bos);
-    ServedModel model{.limits = options.limits,
-                      .tokenizer = tokenizer,
-                      .render_chat = *make_chat_renderer(kTestTemplate, "test", tokenizer),
-                      .created_s = 1,
-                      .root = "fake"};
+    ServedModel model{
+        .limits = options.limits,
+        .tokenizer = tokenizer,
+        .render_chat = options.render ? options.render : *make_chat_renderer(kTestTemplate, "test", tokenizer),
+        .created_s = 1,
+        .root = "fake"};
     service_ = std::make_unique<Service>(
         options.service, std::move(model), engine_, options.num_pages,
         [&](EngineListener& listener) {

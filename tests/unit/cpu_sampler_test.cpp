@@ -321,8 +321,13 @@ TEST(Sampler, LogprobsAreThoseOfTheRawLogits) {
     EXPECT_NEAR(out->logprobs->top[i].logprob, double(sorted[i]) - std::log(sum), 2e-5);
     EXPECT_EQ(row.logits[size_t(out->logprobs->top[i].token)], sorted[i]);
   }
+  EXPECT_EQ(
+      out->logprobs->rank,
+      std::lower_bound(sorted.begin(), sorted.end(), row.logits[55], std::greater()) - sorted.begin() + 1);
+  EXPECT_GT(out->logprobs->rank, 5);  // else this seed shows nothing
   row.num_logprobs = 0;
   EXPECT_TRUE(sample(sampler, row)->logprobs->top.empty());
+  EXPECT_EQ(sample(sampler, row)->logprobs->rank, out->logprobs->rank);
   row.num_logprobs = 5000;  // more than there are tokens
   EXPECT_EQ(sample(sampler, row)->logprobs->top.size(), 2000u);
   row.num_logprobs = -1;

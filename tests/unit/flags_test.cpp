@@ -1,6 +1,10 @@
 #include "server/flags.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
 
 namespace ekv {
 namespace {
@@ -33,6 +37,7 @@ TEST(Flags, AllAreTaken) {
                                   "m",
                                   "--served-model-name",
                                   "a",
+                                  "--served-model-name",
                                   "b",
                                   "--max-model-len",
                                   "8K",
@@ -114,6 +119,109 @@ TEST(Flags, MistakesEndWithAMessage) {
     EXPECT_FALSE(line.text.empty());
   }
   EXPECT_NE(parse({"serve", "m", "--no-such-flag"}).text.find("--no-such-flag"), std::string::npos);
+}
+
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text)
+      : path_(::testing::TempDir() + "ekv_flags_" + std::to_string(::getpid())) {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::remove(path_.c_str()); }
+  const char* path() const { return path_.c_str(); }
+
+ private:
+  std::string path_;
+};
+
+TEST(Flags, AConfigFileIsAppliedAndYieldsToTheCommandLine) {
+  const ConfigFile file(
+      "port = 1234\nmax-model-len = 8K\nserved-model-name = [\"a\", \"b\"]\nkv-policy = elastic\n"
+      "enable-prefix-caching = false\nmax-num-seqs = 7\n# a comment\nkv-cache-memory-bytes = 2G\n");
+  for (const bool before : {false, true}) {
+    const CommandLine line = before ? parse({"serve", "--config", file.path(), "--port", "99", "m"})
+                                    : parse({"serve", "m", "--port", "99", "--config", file.path()});
+    ASSERT_TRUE(line.serve) << line.text;
+    const ServeFlags& f = *line.serve;
+    EXPECT_EQ(f.model, "m");
+    EXPECT_EQ(f.http.port, 99);
+    EXPECT_EQ(f.max_model_len, 8192);
+    EXPECT_EQ(f.served_model_names, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(f.engine.fidelity.policy, KvPolicy::elastic);
+    EXPECT_FALSE(f.engine.kv.prefix_cache);
+    EXPECT_EQ(f.engine.scheduler.max_step_seqs, 7);
+    EXPECT_EQ(f.engine.kv.pool_bytes, size_t(2) << 30);
+  }
+  const ConfigFile with_model("model = some/folder\n");
+  const CommandLine line = parse({"serve", "--config", with_model.path()});
+  ASSERT_TRUE(line.serve) << line.text;
+  EXPECT_EQ(line.serve->model, "some/folder");
+}
+
+TEST(Flags, WhatIsWrongInAConfigFileIsNamed) {
+  const std::pair<const char*, const char*> mistakes[] = {{"prot = 1234\n", "prot"},
+                                                          {"port = many\n", "port"},
+                                                          {"port = 99999\n", "port"},
+                                                          {"kv-policy = rubber\n", "kv-policy"},
+                                                          {"max-model-len = much\n", "max-model-len"}};
+  for (const auto& [text, name] : mistakes) {
+    const ConfigFile file(text);
+    const CommandLine line = parse({"serve", "m", "--config", file.path()});
+    EXPECT_FALSE(line.serve) << text;
+    EXPECT_NE(line.exit_code, 0) << text;
+    EXPECT_NE(line.text.find(name), std::string::npos) << line.text;
+  }
+  const CommandLine missing = parse({"serve", "m", "--config", "/does/not/exist.ini"});
+  EXPECT_FALSE(missing.serve);
+  EXPECT_NE(missing.text.find("/does/not/exist.ini"), std::string::npos) << missing.text;
+}
+
+TEST(Flags, OfSeveralValuesEachIsGivenByItself) {
+  for (const char* flag : {"--served-model-name", "--api-key"}) {
+    const CommandLine line = parse({"serve", flag, "one", "model", "--port", "1"});
+    ASSERT_TRUE(line.serve) << line.text;
+    EXPECT_EQ(line.serve->model, "model");
+    EXPECT_FALSE(parse({"serve", "model", flag, "one", "two"}).serve);
+  }
+}
+
+TEST(Flags, NamesOfTheModelAreText) {
+  for (const char* name : {"", "\xff", "a\xc3", "line\nbreak"}) {
+    const CommandLine line = parse({"serve", "m", "--served-model-name", name});
+    EXPECT_FALSE(line.serve) << name;
+    EXPECT_NE(line.text.find("--served-model-name"), std::string::npos) << line.text;
+  }
+  EXPECT_TRUE(parse({"serve", "m", "--served-model-name", "mod\xc3\xa8le/7B"}).serve);
+}
+
+TEST(Flags, NumbersOutOfRangeAreRefusedWithReadableBounds) {
+  const std::vector<std::pair<const char*, std::vector<const char*>>> flags = {
+      {"--seed", {"-1", "18446744073709551616", "1e3", "x"}},
+      {"--port", {"-1", "65536"}},
+      {"--max-num-queued-reqs", {"-1", "99999999999"}},
+      {"--watchdog-timeout", {"0", "-1", "99999999999"}},
+      {"--shutdown-timeout", {"-1", "99999999999"}},
+      {"--max-num-seqs", {"0", "-1", "99999999999"}},
+      {"--long-prefill-token-threshold", {"-1"}},
+      {"--max-num-batched-tokens", {"0", "99G"}},
+      {"--num-gpu-blocks-override", {"-1", "99999999"}},
+      {"--kv-cache-memory-bytes", {"0", "5000T"}},
+      {"--max-model-len", {"0", "99G"}},
+      {"--max-body-bytes", {"0"}},
+      {"--threads", {"-1", "5000"}},
+      {"--watermark", {"-0.1", "1.5", "nan"}},
+      {"--max-base-fraction", {"-0.1", "1.5", "nan"}},
+      {"--max-connections", {"0", "100000"}}};
+  for (const auto& [flag, values] : flags)
+    for (const char* value : values) {
+      const CommandLine line = parse({"serve", "m", flag, value});
+      EXPECT_FALSE(line.serve) << flag << " " << value;
+      EXPECT_NE(line.text.find(flag), std::string::npos) << line.text;
+      EXPECT_EQ(line.text.find("e+"), std::string::npos) << line.text;
+      EXPECT_EQ(line.text.find("e-3"), std::string::npos) << line.text;
+      EXPECT_LT(line.text.size(), 200u) << line.text;
+    }
+  EXPECT_EQ(parse({"serve", "m", "--seed", "18446744073709551615"}).serve->seed, UINT64_MAX);
 }
 
 TEST(Flags, ElasticKvIsOffUntilAskedFor) {

@@ -3,9 +3,34 @@
 #include "util/json.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
+
+#include <algorithm>
+#include <functional>
 
 namespace ekv {
 namespace {
+
+std::string repeated(const std::string& item, int times) {
+  std::string text;
+  for (int i = 0; i < times; ++i) text += (i ? "," : "") + item;
+  return text;
+}
+
+double cpu_seconds_to_parse(const std::string& text) {
+  const auto now = [] {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  };
+  double least = 1e9;
+  for (int run = 0; run < 3; ++run) {
+    const double start = now();
+    EXPECT_TRUE(bool(parse_json(text)));
+    least = std::min(least, now() - start);
+  }
+  return least;
+}
 
 std::string object_of(int members) {
   std::string text = "{";
@@ -38,6 +63,64 @@ TEST(Json, RefusesDepthBeforeParsing) {
   EXPECT_FALSE(bool(parse_json(std::string(129, '[') + std::string(129, ']'))));
   EXPECT_FALSE(bool(parse_json(std::string(10'000'000, '['))));
   EXPECT_TRUE(bool(parse_json("\"" + std::string(1000, '[') + "\"")));
+}
+
+// CPU time of this thread per byte, of texts that differ 16 times in size: what grows with the square differs
+// 16 times, what a larger working set costs is below 3.
+TEST(Json, WorkGrowsWithTheTextWhateverItsShape) {
+  const auto nested = [](const std::string& inner) {  // every level grows after its large first member
+    std::string text = inner;
+    for (int level = 0; level < 100; ++level) text = R"({"a":)" + text + R"(,"b":1,"c":2})";
+    return text;
+  };
+  const std::pair<const char*, std::function<std::string(int)>> shapes[] = {
+      {"empty objects in one array", [](int n) { return "[" + repeated("{}", n) + "]"; }},
+      {"empty arrays in one array", [](int n) { return "[" + repeated("[]", n) + "]"; }},
+      {"objects with members in one array", [](int n) { return "[" + repeated(R"({"k":{"x":1}})", n) + "]"; }},
+      {"objects in arrays in objects", [](int n) { return "[" + repeated(R"({"k":[{},{}]})", n) + "]"; }},
+      {"numbers and strings", [](int n) { return "[" + repeated(R"(1,"x",2.5,null)", n) + "]"; }},
+      {"one long string", [](int n) { return "\"" + std::string(size_t(n) * 8, 'x') + "\""; }},
+      {"a large value deep inside", [&](int n) { return nested("[" + repeated("{}", n) + "]"); }},
+      {"full objects", [](int n) { return "[" + repeated(object_of(kMaxJsonMembers), 1 + n / 1000) + "]"; }},
+  };
+  for (const auto& [name, text_of] : shapes) {
+    const std::string small = text_of(4000), large = text_of(64000);
+    const double per_byte = cpu_seconds_to_parse(small) / double(small.size());
+    EXPECT_LT(cpu_seconds_to_parse(large) / double(large.size()), 6 * per_byte + 20e-9) << name;
+  }
+}
+
+// `Json` copies the members of an object when it grows, and searches them all for each new one.
+TEST(Json, FullObjectsCostLittleMoreThanSmallOnes) {
+  const std::string full = "[" + repeated(object_of(kMaxJsonMembers), 100) + "]";
+  const std::string small = "[" + repeated(object_of(8), 100 * kMaxJsonMembers / 8) + "]";
+  EXPECT_LT(cpu_seconds_to_parse(full), 5 * cpu_seconds_to_parse(small));
+}
+
+TEST(Json, TheLastOfTwoEqualKeysWinsInTheFirstPlace) {
+  EXPECT_EQ(dump_json(*parse_json(R"({"a":1,"b":2,"a":{"c":3}})")), R"({"a":{"c":3},"b":2})");
+  std::string many = object_of(40);
+  many.back() = ',';
+  EXPECT_EQ(dump_json(*parse_json(many + R"("k1":"new"})")).substr(0, 22), R"({"k0":0,"k1":"new","k2)");
+  EXPECT_TRUE(bool(parse_json("{" + repeated(R"("k":1)", kMaxJsonMembers) + "}")));
+}
+
+TEST(Json, ValuesOfEveryKindAreWhatTheLibraryMakesOfThem) {
+  const std::string text =
+      R"([null,true,false,0,-1,18446744073709551615,-9223372036854775808,1.5,1e300,-0.0,"","\u00e9\n",[],{},)"
+      R"([[{}]],{"a":[1,{"b":null}],"c":{"d":"e"}}])";
+  EXPECT_EQ(*parse_json(text), Json::parse(text));
+  EXPECT_EQ(dump_json(*parse_json(text)), Json::parse(text).dump());
+  for (const char* scalar : {"3", "\"x\"", "null", "[]", "{}"})
+    EXPECT_EQ(*parse_json(scalar), Json::parse(scalar));
+}
+
+TEST(Json, AnErrorIsShortHoweverLongTheText) {
+  for (const std::string& text : {"\"" + std::string(1 << 20, 'x'), "[" + std::string(1 << 20, '1') + "x]"}) {
+    const auto refused = parse_json(text);
+    ASSERT_FALSE(bool(refused));
+    EXPECT_LT(refused.error().message.size(), 1000u);
+  }
 }
 
 TEST(Json, RefusesWhatIsNotUnicodeInWordsThatAre) {

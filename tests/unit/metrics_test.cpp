@@ -98,6 +98,13 @@ TEST(Metrics, SharedPromptsCountOnce) {
   EXPECT_EQ(value(metrics, "vllm:generation_tokens_total"), 2);
 }
 
+TEST(Metrics, ClampedValuesAddUp) {
+  Metrics metrics("m", config(), 10);
+  EXPECT_EQ(value(metrics, "elastickv:kv_clamped_values_total"), 0);
+  for (int64_t clamped : {3, 0, 4}) metrics.on_step({.num_decode_tokens = 1, .clamped_values = clamped});
+  EXPECT_EQ(value(metrics, "elastickv:kv_clamped_values_total"), 7);
+}
+
 TEST(Metrics, GaugesFollowTheLastStep) {
   Metrics metrics("m", config(), 10);
   metrics.on_step({.num_prefill_tokens = 20,

@@ -379,7 +379,7 @@ TEST(StopScanner, CutsTheSameWhateverThePiecesAndNeverShowsAPartOfAStop) {
     const std::string text = word(40);
     const bool include = rng() % 2;
     const std::string expected = cut_at_stop(text, stops, include);
-    StopScanner scanner(stops, include);
+    StopScanner scanner(std::make_shared<const StopPatterns>(stops), include);
     std::string shown;
     for (size_t at = 0; at < text.size();) {
       const size_t size = std::min(text.size() - at, size_t(1 + rng() % 5));
@@ -395,7 +395,7 @@ TEST(StopScanner, CutsTheSameWhateverThePiecesAndNeverShowsAPartOfAStop) {
 }
 
 TEST(StopScanner, HoldsBackNoMoreThanCouldBecomeAStop) {
-  StopScanner scanner({"xyz"}, false);
+  StopScanner scanner(std::make_shared<const StopPatterns>(std::vector<std::string>{"xyz"}), false);
   EXPECT_EQ(scanner.push("abx", true), "ab");
   EXPECT_EQ(scanner.push("y", true), "");
   EXPECT_EQ(scanner.push("a", true), "xya");     // the near miss is released at once
@@ -415,7 +415,7 @@ SeqEvent token_event(TokenId token, FinishReason finish = FinishReason::none) {
 // STR-3 and STR-5: no half characters, and an end inside one shows the same in every mode.
 TEST(ChoiceText, CharactersArriveWhole) {
   const Tokenizer tokenizer = byte_tokenizer();
-  ChoiceText text(tokenizer, ReplyOptions());
+  ChoiceText text(tokenizer, std::make_shared<const ChoiceRules>(ReplyOptions()));
   std::string shown;
   for (const char byte : std::string("é你\xF0\x9D")) {
     text.push(token_event(uint8_t(byte)));
@@ -433,7 +433,7 @@ TEST(ChoiceText, AStopTokenCountsButIsNotShown) {
   const Tokenizer tokenizer = byte_tokenizer();
   for (const bool include : {false, true}) {
     ReplyOptions options{.include_stop = include, .stop_token_ids = {'b'}};
-    ChoiceText text(tokenizer, options);
+    ChoiceText text(tokenizer, std::make_shared<const ChoiceRules>(options));
     text.push(token_event('a'));
     text.push(token_event('b', FinishReason::stop));
     EXPECT_EQ(text.take().text, include ? "ab" : "a");
@@ -444,7 +444,8 @@ TEST(ChoiceText, AStopTokenCountsButIsNotShown) {
 
 TEST(ChoiceText, MinTokensHoldForStopStrings) {
   const Tokenizer tokenizer = byte_tokenizer();
-  ChoiceText text(tokenizer, ReplyOptions{.min_tokens = 3, .stop = {"ab"}});
+  ChoiceText text(tokenizer,
+                  std::make_shared<const ChoiceRules>(ReplyOptions{.min_tokens = 3, .stop = {"ab"}}));
   std::string shown;
   for (const char c : std::string("abab")) {
     text.push(token_event(c));

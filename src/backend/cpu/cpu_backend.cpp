@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "util/machine_memory.h"
+
 namespace ekv {
 namespace {
 
@@ -27,6 +29,23 @@ Status check_shape(const ModelConfig& m) {
     return unsupported(fmt::format("{} heads are no multiple of {} KV heads", m.heads, m.kv_heads));
   }
   return std::nullopt;
+}
+
+Status check_memory(const KvShape& shape, const CpuOptions& options) {
+  const bool whole = options.host_content == HostContent::whole_pairs;
+  const size_t slot_bytes = whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
+  const uint64_t pool = uint64_t(shape.pages) * shape.page_bytes();
+  const uint64_t host = uint64_t(options.num_host_slots) * slot_bytes;
+  const std::optional<uint64_t> usable = usable_memory();
+  if (!usable || pool + host <= *usable) return std::nullopt;
+  const auto gib = [](uint64_t bytes) { return double(bytes) / double(1 << 30); };
+  return Error{
+      Error::invalid_argument,
+      fmt::format("the KV pool of {:.1f} GiB and {:.1f} GiB of host memory for KV are more than the {:.1f} GiB "
+                  "that this machine, or its control group, has: lower --kv-cache-memory-bytes, "
+                  "--num-gpu-blocks-override or --kv-host-bytes",
+                  gib(pool), gib(host), gib(*usable)),
+      "kv-cache-memory-bytes"};
 }
 
 }  // namespace
@@ -51,11 +70,13 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
 }
 
 void CpuBackend::submit(const StepInput& input) {
+  const int64_t clamped_before = num_clamped();
   transitions_.change_fidelity(threads_, input);
   output_.rows.clear();
   output_.invalid_chunks.clear();
   if (!input.tokens.empty()) forward(input);
   transitions_.start_transfers(input);
+  output_.clamped_values = num_clamped() - clamped_before;
 }
 
 void CpuBackend::forward(const StepInput& input) {
@@ -211,6 +232,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const Engi
   if (options.num_host_slots < 0) {
     return Error{Error::invalid_argument, "the number of host slots cannot be negative", "num_host_slots"};
   }
+  if (Status large = check_memory(shape, options)) return *std::move(large);
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(model, shape, config.kv.base_format, options));
 }
 

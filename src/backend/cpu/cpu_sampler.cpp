@@ -67,7 +67,10 @@ TokenLogprobs CpuSampler::report(TokenId token, int num_top, std::span<const flo
   const float max = *std::max_element(logits.begin(), logits.end());
   const double log_sum = double(max) + std::log(kernels_.sum_exp(logits.data(), max, int(logits.size())));
   const auto logprob = [&](TokenId id) { return TokenLogprob{id, float(double(logits[id]) - log_sum)}; };
-  TokenLogprobs out{logprob(token), {}};
+  const float own = logits[token];
+  TokenLogprobs out{.chosen = logprob(token), .top = {}};
+  out.rank =
+      1 + int32_t(std::count_if(logits.begin(), logits.end(), [own](float other) { return other > own; }));
   const int count = std::min(num_top, int(logits.size()));
   if (count == 0) return out;
   std::iota(order_.begin(), order_.end(), 0);

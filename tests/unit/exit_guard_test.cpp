@@ -1,0 +1,58 @@
+// The process must end in time, whatever its threads do.
+
+#include "server/exit_guard.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace ekv {
+namespace {
+
+using std::chrono::milliseconds;
+
+sigset_t blocked_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+TEST(ExitGuard, EndsAProcessThatIsLate) {
+  EXPECT_EXIT(
+      {
+        const ExitGuard guard(blocked_signals(), milliseconds(100), milliseconds(50));
+        ::sleep(60);
+      },
+      ::testing::ExitedWithCode(1), "did not end in time");
+}
+
+TEST(ExitGuard, ASignalShortensTheTime) {
+  EXPECT_EXIT(
+      {
+        const ExitGuard guard(blocked_signals(), milliseconds(60000), milliseconds(100));
+        ::kill(::getpid(), SIGTERM);
+        ::sleep(60);
+      },
+      ::testing::ExitedWithCode(1), "did not end in time");
+}
+
+TEST(ExitGuard, LetsAProcessInTimeAlone) {
+  EXPECT_EXIT(
+      {
+        {
+          const ExitGuard guard(blocked_signals(), milliseconds(500), milliseconds(400));
+          ::usleep(50000);
+          EXPECT_FALSE(guard.hurried());
+          ::kill(::getpid(), SIGTERM);
+          for (int i = 0; i < 200 && !guard.hurried(); ++i) ::usleep(1000);
+          if (!guard.hurried()) std::_Exit(3);
+        }
+        ::usleep(700000);
+        std::_Exit(7);
+      },
+      ::testing::ExitedWithCode(7), "");
+}
+
+}  // namespace
+}  // namespace ekv
