@@ -64,6 +64,8 @@ void add_thresholds(CLI::App& app, FidelityConfig& f) {
   const auto add = [&app](const char* flag, int& value, const char* help) {
     app.add_option(flag, value, help)->check(CLI::Range(0, kMost))->capture_default_str();
   };
+  add("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET");
+  add("--recent-pairs", f.recent_pairs, "last complete pairs of a sequence that stay TARGET");
   add("--min-demote-pairs", f.min_demote_pairs, "a shortage demotes at least so many pairs");
   add("--min-remaining-tokens", f.min_remaining_tokens,
       "sequences with fewer tokens to go change fidelity only when they must");
@@ -88,12 +90,6 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
   app.add_option("--max-base-fraction", f.max_base_fraction,
                  "a pair is demoted only while at most this share of the resident pairs is BASE")
       ->check(fraction())
-      ->capture_default_str();
-  app.add_option("--sink-pairs", f.sink_pairs, "first pairs of a sequence that stay TARGET")
-      ->check(CLI::Range(0, kMost))
-      ->capture_default_str();
-  app.add_option("--recent-pairs", f.recent_pairs, "last complete pairs of a sequence that stay TARGET")
-      ->check(CLI::Range(0, kMost))
       ->capture_default_str();
   add_thresholds(app, f);
   app.add_option("--preset", raw.preset,

@@ -47,8 +47,7 @@ constexpr int kMaxStopStrings = 4;
 constexpr size_t kMaxStopBytes = 4096;  // of one stop string
 constexpr size_t kMaxStopTokenIds = 1024;
 constexpr size_t kMaxSaltBytes = 256;
-constexpr int64_t kMaxChoiceTokens = int64_t(4)
-                                     << 20;  // of all choices: each has a copy of its prompt and more
+constexpr int64_t kMaxChoiceTokens = 4 << 20;  // of all choices: each has a copy of its prompt and more
 constexpr int kMaxPrompts = 1024;
 constexpr int kMaxChoices = 16384;  // of one request, all prompts together
 
