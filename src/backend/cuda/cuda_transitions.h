@@ -58,9 +58,9 @@ class CudaTransitions {
   int num_host_slots() const { return int(slots_.size()); }
   size_t host_bytes() const { return host_.size(); }
 
-  // In this order: arrays of the step, before its upload;
+  // Called in this order. Arrays of the step, before its upload
   void pack(const StepInput& input, StepMemory& step);
-  // its demotions and promotions, before its chunks;
+  // its demotions and promotions, before its chunks
   void change_fidelity(const StepInput& input, const Stream& compute);
   // its copies, after the chunks were enqueued.
   void start_transfers(const StepInput& input, const Stream& compute);
