@@ -213,12 +213,12 @@ void bench_layer_ops(const Report& report, int rows) {
 
 struct SamplingMode {
   const char* name;
-  SamplingParams params;
+  RowSampling params;
 };
 
 std::vector<SamplingMode> sampling_modes() {
   const auto mode = [](float temperature, int top_k, float top_p, float min_p, int num_top) {
-    SamplingParams p;
+    RowSampling p;
     p.temperature = temperature, p.top_k = top_k, p.top_p = top_p, p.min_p = min_p, p.num_top = num_top;
     return p;
   };
@@ -251,9 +251,9 @@ void bench_sampling(const Report& report, int rows, int vocab) {
   DeviceArray<SampleStatus> status(rows);
   DeviceArray<float> logprobs(rows), top_logprobs(size_t(rows) * kMaxTopLogprobs);
   for (const SamplingMode& mode : sampling_modes()) {
-    std::vector<SamplingParams> params(rows, mode.params);
+    std::vector<RowSampling> params(rows, mode.params);
     for (int r = 0; r < rows; ++r) params[r].seed = 1000 + r;
-    DeviceArray<SamplingParams> d_params(params);
+    DeviceArray<RowSampling> d_params(params);
     SampleArgs a;
     a.num_rows = rows, a.vocab = a.row_stride = vocab, a.params = d_params.data();
     a.any_truncates = mode.params.truncates(), a.any_top = mode.params.num_top > 0;
@@ -269,7 +269,7 @@ void bench_sampling(const Report& report, int rows, int vocab) {
 }
 
 void run_all(const std::vector<std::string>& parts) {
-  const auto wanted = [&](const char* part) {
+  const auto wanted = [&](const std::string& part) {
     return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
   };
   const Report report(measure_ceilings());
@@ -287,10 +287,9 @@ void run_all(const std::vector<std::string>& parts) {
     }
   if (wanted("layer_ops"))
     for (const int rows : {1, 64, 2048, 8192}) bench_layer_ops(report, rows);
-  if (wanted("sampling")) {
-    for (const int rows : {1, 64, 256, 1024}) bench_sampling(report, rows, 128256);
-    bench_sampling(report, 64, 151936);
-  }
+  for (const int rows : {1, 64, 256, 1024})
+    if (wanted("sampling") || wanted("sampling" + std::to_string(rows))) bench_sampling(report, rows, 128256);
+  if (wanted("sampling")) bench_sampling(report, 64, 151936);
 }
 
 }  // namespace

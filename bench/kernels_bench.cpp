@@ -222,21 +222,22 @@ void prefill_rows(int head_dim) {
   };
   const std::string dim = " d" + std::to_string(head_dim);
   for (int past : {0, 8192, 32768}) {
-    const std::string what = std::to_string(2048) + " @ " + std::to_string(past / 1024) + "K" + dim;
-    Batch native;
-    native.head_dim = head_dim;
-    native.add(2048, 2048 + past, 0, false, 0);
-    DeviceBatch b(native);
-    row("prefill " + what, b, b.prefill(KvPath::native));
-    if (past != 8192) continue;
-    row("prefill mma.sync " + what, b, b.prefill(KvPath::native, MatrixUnit::mma));
-  }
-  for (int past : {8192, 32768}) {
-    Batch base;
-    base.head_dim = head_dim;
-    base.add(2048, 2048 + past, double(past) / (2048 + past), false, 0);
-    DeviceBatch b(base);
-    row("prefill, past all BASE " + std::to_string(past / 1024) + "K" + dim, b, b.prefill(KvPath::general));
+    const std::string what = "2048 @ " + std::to_string(past / 1024) + "K" + dim;
+    Batch batch;
+    batch.head_dim = head_dim;
+    batch.add(2048, 2048 + past, 0, false, 0);
+    const DeviceBatch native(batch);
+    // Once for the clocks: prefill runs into the power limit, and the first row would meet a cool device.
+    if (past == 0) native.prefill(KvPath::native);
+    row("prefill " + what, native, native.prefill(KvPath::native));
+    if (past == 0) continue;
+    batch = {};
+    batch.head_dim = head_dim;
+    batch.add(2048, 2048 + past, double(past) / (2048 + past), false, 0);
+    const DeviceBatch base(batch);
+    row("prefill, past all BASE " + what, base, base.prefill(KvPath::general));
+    row("prefill again " + what, native, native.prefill(KvPath::native));
+    if (past == 8192) row("prefill mma.sync " + what, native, native.prefill(KvPath::native, MatrixUnit::mma));
   }
 }
 
@@ -296,6 +297,26 @@ void ragged_rows(const Report& report) {
   report.row("native ragged, mean 4K, 64 seqs", b.decode(KvPath::native), b.kv_bytes(), 0);
 }
 
+// The merge by itself: as many equal sequences as shares are never split; fewer and longer ones of the same
+// bytes are. `f` is what a launch costs that has one block per sequence.
+void merge_rows(const Report& report) {
+  const int shares = multiprocessors() / Batch().kv_heads;
+  const auto native = [&](int seqs, int context) {
+    const DeviceBatch b(Batch::decode(seqs, context, 0, false));
+    const Timing t = b.decode(KvPath::native);
+    report.row("native " + std::to_string(seqs) + "x" + std::to_string(context), t, b.kv_bytes(), 0);
+    return t.median_us;
+  };
+  native(shares, kBlockTokens);
+  for (int context : {64, 256, 2048}) {
+    const double whole = native(shares, context);
+    for (int parts : {2, shares}) {
+      const double merged = native(shares / parts, context * parts);
+      std::printf("  merge of %d splits: %.2f us\n", parts, merged - whole);
+    }
+  }
+}
+
 void planner_rows(const Report& report) {
   for (const Cell& c : kCells) {
     DeviceBatch b(Batch::decode(c.seqs, c.context, 0.25, true));
@@ -307,8 +328,8 @@ void planner_rows(const Report& report) {
 }  // namespace
 }  // namespace ekv::bench
 
-// kernels_bench [goals | decode | prefill]: the rows with a goal of their own, all decode rows, all prefill
-// rows; without an argument decode and prefill.
+// kernels_bench [goals | decode | plan | prefill | prefill64 | prefill128 | prefill256]: the rows with a goal
+// of their own, all decode rows, planner and merge, prefill rows; without an argument everything but the first.
 int main(int argc, char** argv) {
   using namespace ekv::bench;
   const std::string what = argc > 1 ? argv[1] : "";
@@ -317,6 +338,9 @@ int main(int argc, char** argv) {
   if (what == "decode" || what.empty()) {
     decode_rows(report);
     ragged_rows(report);
+  }
+  if (what == "plan" || what.empty()) {
+    merge_rows(report);
     planner_rows(report);
   }
   for (int head_dim : {128, 64, 256})

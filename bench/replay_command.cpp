@@ -7,8 +7,8 @@
 #include <cmath>
 #include <thread>
 
+#include "backend/host_slots.h"
 #include "bench/command.h"
-#include "bench/host_slots.h"
 #include "bench/sim_replay.h"
 
 namespace ekv {
@@ -171,7 +171,6 @@ Result<ReplayOutcome> replay_on_cpu(const ReplayFlags& flags, const Trace& trace
       fit_engine(flags.model.engine, config, flags.max_model_len.value_or(needed));
   if (!engine) return engine.error();
   const KvShape shape = kv_shape(config);
-  const bool whole = engine->fidelity.policy == KvPolicy::exact_offload;
   const int slots = host_slots(engine->fidelity, engine->kv.num_pages, double(shape.low_pair_bytes()),
                                2.0 * double(shape.page_bytes()));
   Result<std::unique_ptr<Backend>> backend =
@@ -179,7 +178,7 @@ Result<ReplayOutcome> replay_on_cpu(const ReplayFlags& flags, const Trace& trace
                        {.threads = flags.model.threads,
                         .base_fill = flags.base_fill,
                         .num_host_slots = slots,
-                        .host_content = whole ? HostContent::whole_pairs : HostContent::low_planes});
+                        .host_content = host_content(engine->fidelity.policy)});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;

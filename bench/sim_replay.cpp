@@ -1,7 +1,7 @@
 #include "bench/sim_replay.h"
 
+#include "backend/host_slots.h"
 #include "backend/sim/sim_backend.h"
-#include "bench/host_slots.h"
 #include "bench/random.h"
 
 namespace ekv {

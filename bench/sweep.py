@@ -25,18 +25,19 @@ PRESETS = {"paper015": ["--preset", "paper015"],
            "modern-8192": ["--preset", "modern"],
            "modern-512": ["--preset", "modern", "--max-num-batched-tokens", "512"]}
 LLAMA, QWEN = "a100-llama-3.1-8b", "a100-qwen3-8b"
-BUDGET = ["--kv-cache-memory-bytes", "20G", "--kv-host-bytes", "64G"]
 WINDOWS = {"A": "450:750", "B": "1650:1950", "C": "2850:3150"}
 LONG_WINDOWS = {"A": "300:900", "B": "1500:2100", "C": "2700:3300"}
-KEEP = ["model", "policy", "preset", "window", "dilate", "concurrency", "rate", "variant", "replicas", "requests", "completed",
+KEEP = ["model", "policy", "preset", "window", "dilate", "concurrency", "rate", "kv", "variant", "workload", "costs",
+        "replicas", "requests", "completed",
         "failed", "input_tokens", "output_tokens", "duration_s", "ttft_ms", "tpot_ms", "tbt_ms", "output_tokens_per_s",
-        "preemptions", "recomputed_tokens", "base_exposure", "base_exposure_query_weighted", "request_base_exposure",
+        "preemptions", "recomputed_tokens", "base_exposure", "base_exposure_query_weighted",
         "demoted_pairs", "promoted_pairs", "demotion_steps", "promotion_steps", "prefix_hit_tokens", "eff300", "max_waiting",
         "mean_waiting", "drain_s", "steps", "simulated_s", "wall_s", "log_hash"]
 
 
-def grid(model, preset, policy, load, **labels):
-    command = ["--cost-model", model, *BUDGET, *PRESETS[preset], "--kv-policy", policy, *load]
+def grid(cost_model, preset, policy, load, budget="20G", **labels):
+    command = ["--cost-model", cost_model, "--kv-cache-memory-bytes", budget, "--kv-host-bytes", "64G", *PRESETS[preset]]
+    command += ["--kv-policy", policy, *load]
     return command + [f"--metadata={k}={v}" for k, v in {"preset": preset, **labels}.items()]
 
 
@@ -50,11 +51,13 @@ def concurrency(traces):
 
 def sharegpt(traces):
     lengths = ["--trace", f"{traces}/lengths/sharegpt_v3_first_turn_lengths.csv", "--length-filter", "4:1024:2048"]
-    for model in (LLAMA, QWEN):
-        for preset in ("paper015", "modern"):
-            for policy in POLICIES:
-                for rate in (4, 7, 10, 13, 16, 19, 22):
-                    yield grid(model, preset, policy, [*lengths, "--limit", "5000", "--request-rate", str(rate)])
+    for budget in ("20G", "12G"):
+        for model in (LLAMA, QWEN):
+            for preset in ("paper015", "modern"):
+                for policy in POLICIES:
+                    for rate in (4, 7, 10, 13, 16, 19, 22):
+                        load = [*lengths, "--limit", "5000", "--request-rate", str(rate)]
+                        yield grid(model, preset, policy, load, budget, kv=budget)
 
 
 def mooncake_load(traces, window, dilate):
@@ -62,11 +65,13 @@ def mooncake_load(traces, window, dilate):
 
 
 def mooncake(traces):
-    for dilate in (16, 20):
-        for window, span in WINDOWS.items():
-            for preset in ("paper015", "modern", "modern-512"):
-                for policy in POLICIES:
-                    yield grid(LLAMA, preset, policy, mooncake_load(traces, span, dilate), window=window)
+    for budget, presets in (("20G", ("paper015", "modern", "modern-512")), ("36G", ("paper015", "modern"))):
+        for dilate in (16, 20):
+            for window, span in WINDOWS.items():
+                for preset in presets:
+                    for policy in POLICIES:
+                        load = mooncake_load(traces, span, dilate)
+                        yield grid(LLAMA, preset, policy, load, budget, window=window, kv=budget)
 
 
 def replicas(traces):
@@ -93,10 +98,12 @@ def ablation(traces):
                 "no promotion": ["--promotion", "none"], "general path": ["--attention-path", "general"],
                 "eager demotion": ["--demotion", "eager"], "writethrough backing": ["--kv-backing", "writethrough"],
                 "cap 10 %": ["--max-base-fraction", "0.1"], "guaranteed admission": ["--admission", "guaranteed"]}
-    load = ["--synthetic", "600:4096:1024", "--concurrency", "38"]
-    for name, flags in variants.items():
-        yield grid(LLAMA, "paper015", "elastic", [*load, *flags], variant=name)
-    yield grid(paper_costs(), "paper015", "elastic", load, variant="costs of the paper's implementation")
+    closed = ["--synthetic", "600:4096:1024", "--concurrency", "38"]
+    window = mooncake_load(traces, WINDOWS["C"], 16)
+    for workload, preset, flags in (("closed loop of 38", "paper015", closed), ("window C", "modern", window)):
+        for costs, model in (("ours", LLAMA), ("paper", paper_costs())):
+            for name, changed in variants.items():
+                yield grid(model, preset, "elastic", [*flags, *changed], model=LLAMA, variant=name, workload=workload, costs=costs)
 
 
 SWEEPS = {f.__name__: f for f in (concurrency, sharegpt, mooncake, replicas, ablation)}
@@ -159,21 +166,27 @@ def cells(run):
             "tokens/s": f"{run['output_tokens_per_s']:.0f}", "preempted": f"{run['preemptions']:,}",
             "recomputed": f"{run['recomputed_tokens'] / 1e6:.2f} M", "exposure %": f"{100 * exposure:.2f}",
             "Eff@300 %": f"{100 * run['eff300']:.1f}", "waiting": f"{run['mean_waiting']:.1f}", "drain s": f"{run['drain_s']:.0f}",
-            "failed": str(run["failed"])}
+            "failed": str(run["failed"]), "demoted": f"{run['demoted_pairs']:,}", "promoted": f"{run['promoted_pairs']:,}"}
 
 
+# What is shown of a file, which has more: columns to group by, columns of the row, figures, which runs.
 COLUMNS = {"concurrency": (["model", "preset"], ["concurrency", "policy"],
-                           ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "recomputed", "exposure %"]),
-           "sharegpt": (["model", "preset"], ["rate", "policy"],
-                        ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %"]),
-           "mooncake": (["dilate", "preset"], ["window", "policy"],
-                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s"]),
+                           ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "recomputed", "exposure %"],
+                           lambda r: r["preset"] != "modern-8192"),
+           "sharegpt": (["kv", "model", "preset"], ["rate", "policy"],
+                        ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %"],
+                        lambda r: r["rate"] in ((22,) if r["kv"] == "12G" else (4, 10, 16, 22) if r["preset"] == "modern" else ())),
+           "mooncake": (["kv", "dilate", "preset"], ["window", "policy"],
+                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s"], lambda r: True),
            "replicas": (["preset"], ["window", "policy"],
-                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s", "failed"]),
-           "ablation": ([], ["variant"], ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %"])}
+                        ["Eff@300 %", "TTFT s", "P90", "preempted", "exposure %", "waiting", "drain s", "failed"],
+                        lambda r: True),
+           "ablation": (["workload", "costs"], ["variant"],
+                        ["TTFT s", "P90", "TPOT ms", "P90 ms", "tokens/s", "preempted", "exposure %", "demoted", "promoted"],
+                        lambda r: True)}
 
 
-def table(name, heads, rows, columns, runs):
+def table(heads, rows, columns, runs):
     lines = []
     for head in dict.fromkeys(tuple(run[h] for h in heads) for run in runs):
         group = sorted((r for r in runs if tuple(r[h] for h in heads) == head), key=lambda r: order_of(r, rows))
@@ -193,10 +206,10 @@ def order_of(run, rows):
 def write_tables():
     path = RESULTS / "replay.md"
     text = path.read_text()
-    for name, (heads, rows, columns) in COLUMNS.items():
+    for name, (heads, rows, columns, wanted) in COLUMNS.items():
         begin, end = f"<!-- table {name} -->\n", f"<!-- end {name} -->"
         before, rest = text.split(begin)
-        text = before + begin + table(name, heads, rows, columns, load_runs(name)) + "\n" + end + rest.split(end)[1]
+        text = before + begin + table(heads, rows, columns, [r for r in load_runs(name) if wanted(r)]) + "\n" + end + rest.split(end)[1]
     path.write_text(text)
 
 

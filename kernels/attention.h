@@ -8,29 +8,30 @@
 //   q_start  [num_seqs + 1]; rows q_start[s] .. q_start[s + 1] - 1 are the last rows of sequence s
 //   kv_len   [num_seqs]; keys visible to the last row of sequence s. Row i of n sees kv_len - n + 1 + i keys.
 //
-// Formula  out = sum_j softmax_j(scale * q.k_j) v_j over the visible keys, query head h reading KV head h /
-// group.
-//          A TARGET value is the fp16 number in the slot, a BASE value is what kv_layout.h says its byte stands
-//          for.
+// Formula  out = sum_j softmax_j(scale * q.k_j) v_j over the visible keys, query head h reading KV head
+//          h / group. A TARGET value is the fp16 number in the slot, a BASE value is what kv_layout.h says its
+//          byte stands for.
 // Error    products are exact, sums fp32, the probabilities are rounded to fp16 (at most 2^8 before the
-// division):
-//          |out - exact| <= 2^-11 (|out| + 2 max|v|) + the scores' error, 2^-22 * scale * sum|q k| * max|v|.
+//          division): |out - exact| <= 2^-11 (|out| + 2 max|v|) + the scores' error, which is
+//          2^-22 * scale * sum|q k| * max|v|.
 // Reads    only rows < kv_len of a slot are used; the bytes of later rows may hold anything, NaN too.
 // Skips    a sequence with kv_len 0 or without rows: its rows are not written, and nothing else is.
 // Order    asynchronous on `stream`. Every kernel but the one launched directly before must have finished with
 //          what decode reads; that one is waited for inside the kernel (programmatic launch).
+//          CTAs of one decode wait for each other. Other kernels may run beside it, but two decodes of one
+//          device must be ordered (one stream, or events): side by side each could hold what the other waits
+//          for.
 // Repeats  the same arguments give the same bits: no floating-point atomics, partials are merged in a fixed
-// order. Source   online softmax: Milakov and Gimelshein, arXiv 1805.02867; split-KV: Flash-Decoding; equal
-// contiguous
-//          shares of one flattened range: Stream-K, arXiv 2301.03598.
-
-#include <cuda_runtime_api.h>
+//          order.
+// Source   online softmax: Milakov and Gimelshein, arXiv 1805.02867; split-KV: Flash-Decoding; equal shares of
+//          one flattened range: Stream-K, arXiv 2301.03598.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "elastickv/kv_layout.h"
 #include "elastickv/kv_path.h"
+#include "kernels/element.h"
 
 namespace ekv {
 
@@ -58,7 +59,7 @@ struct AttnArgs {
 struct DecodeWorkspace {
   uint8_t* memory = nullptr;  // `bytes` of device memory, 256-byte aligned; zeroed once, then left alone
   size_t bytes = 0;
-  int num_ctas = 0;  // shares into which the work is cut
+  int num_ctas = 0;  // that decode runs on; at most the multiprocessors of the device
   int max_seqs = 0, max_pairs = 0, kv_heads = 0, heads = 0, head_dim = 0;
 };
 constexpr int kMaxDecodeSeqs = 2048;

@@ -31,19 +31,21 @@ struct alignas(16) DecodeItem {
       first_index;  // of this item and of the sequence's first; partials have the indices of their items
 };
 constexpr int kItemWords = sizeof(DecodeItem) / sizeof(int32_t);
+constexpr int kSeqWord = offsetof(DecodeItem, seq) / sizeof(int32_t);
 
-// One share: items [begin, end), with a copy of the first so that starting it takes one load.
+// One share: items [begin, end), with a copy of the first and of the 32 pairs of the block table from its first
+// on (past the sequence's last pair: anything), so that reading the first slots waits for one load, not three.
 struct alignas(16) DecodeShare {
   int32_t begin, end;
   int32_t pad[2];
   DecodeItem first;
+  PairEntry window[32];
 };
-constexpr int kShareWords = sizeof(DecodeShare) / sizeof(int32_t);
+constexpr int kItemWord = offsetof(DecodeShare, first) / sizeof(int32_t), kShareWords = kItemWord + kItemWords;
 
 struct PlanCounters {
-  uint32_t merge_seqs;                // set by the planner
-  uint32_t arrived;                   // CTAs at the end of their tasks, counted over all launches on this plan
-  uint32_t next_merge_seq, planners;  // of the planner; 0 between its launches
+  uint32_t merge_seqs;  // sequences with more than one item
+  uint32_t planners;    // CTAs of the planner that have read their part of the tables; 0 between its launches
 };
 
 struct DecodePlanView {
@@ -53,7 +55,8 @@ struct DecodePlanView {
   DecodeItem* items;       // [num_shares + max_seqs]
   DecodeItem* merge_seqs;  // [max_seqs]: one item of each sequence that is split
   uint32_t* base_masks;    // [max_seqs][ceil(max_pairs / 32)], bit p: pair p is BASE
-  float* partial_out;      // [num_shares + max_seqs][heads][head_dim], not normalised
+  // Partials are all 0 between launches (decode_merge.cuh).
+  float* partial_out;     // [num_shares + max_seqs][heads][head_dim], not normalised
   float2* partial_stats;  // [num_shares + max_seqs][heads]: maximum of the scores (base 2), sum of exponentials
 };
 

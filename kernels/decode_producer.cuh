@@ -9,7 +9,7 @@ namespace ekv {
 constexpr int kConsumers = kDecodeWarps * kWarpSize;
 constexpr int kDecodeThreads = kConsumers + kWarpSize;
 // More stages than this only make later requests wait behind earlier ones; fewer leave the memory idle.
-constexpr int kMaxStages = 4 * kDecodeWarps;
+constexpr int kMaxStages = 3 * kDecodeWarps;
 
 struct DecodeParams {
   AttnArgs a;
@@ -21,7 +21,8 @@ struct DecodeParams {
 constexpr int kItemBuffers = 4;  // items that the producer may be ahead of the consumers
 
 // Stage c of an item's slots belongs to the consumer that the slot belongs to; stages are taken in the order of
-// slots.
+// slots. Every lane that has read or written a stage or an item arrives at its barrier itself: one lane for its
+// warp after __syncwarp would do, but racecheck sees no order through that, and it is no faster.
 struct RingShared {
   uint64_t full[kMaxStages], empty[kMaxStages];
   int tokens[kMaxStages];  // position of the slot's first token, or kBaseSlot
@@ -62,10 +63,10 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
 __device__ __forceinline__ void init_ring(RingShared& ring, int stages) {
   for (int i = threadIdx.x; i < stages; i += kDecodeThreads) {
     barrier_init(&ring.full[i], kCopyArrivals);
-    barrier_init(&ring.empty[i], 1);
+    barrier_init(&ring.empty[i], kWarpSize);
     if (i >= kItemBuffers) continue;
-    barrier_init(&ring.item_full[i], kCopyArrivals);
-    barrier_init(&ring.item_empty[i], kDecodeWarps);
+    barrier_init(&ring.item_full[i], kWarpSize);
+    barrier_init(&ring.item_empty[i], kConsumers);
   }
 #if __CUDA_ARCH__ >= 900
   mbarrier_init_fence();
@@ -86,7 +87,7 @@ struct RingPlace {
   }
 };
 
-// Copies `bytes`, a multiple of 16, and completes `barrier`. By all lanes of a warp.
+// Copies `bytes`, a multiple of 16; all lanes of a warp take part, and all arrive at `barrier`.
 __device__ __forceinline__ void copy_to_ring(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t shared_to = shared_address(to), shared_barrier = shared_address(barrier);
@@ -94,6 +95,8 @@ __device__ __forceinline__ void copy_to_ring(void* to, const void* from, uint32_
   if (lane == 0) {
     mbarrier_arrive_expect(shared_barrier, bytes);
     bulk_copy(shared_to, from, bytes, shared_barrier);
+  } else {
+    barrier_arrive(barrier);
   }
 #else
   for (uint32_t i = lane * 16; i < bytes; i += kWarpSize * 16)
@@ -120,51 +123,66 @@ class Producer {
   __device__ void run() {
     const int heads = p_.a.shape.kv_heads;
     for (int task = blockIdx.x; task < p_.plan.num_shares * heads; task += gridDim.x) {
-      const auto* words = reinterpret_cast<const int32_t*>(&p_.plan.shares[task / heads]);
-      produce_share(words[lane_ < kShareWords ? lane_ : 0], task % heads);
+      const DecodeShare& share = p_.plan.shares[task / heads];
+      const auto* words = reinterpret_cast<const int32_t*>(&share);
+      produce_share(words[lane_ < kShareWords ? lane_ : 0], load_pair(&share.window[lane_]), task % heads);
     }
     produce_end();
   }
 
  private:
-  // `record`: lane i holds word i of the share.
-  __device__ void produce_share(int32_t record, int kv_head) {
+  // `record`: lane i holds word i of the share. `pair`: lane i holds entry i of its window.
+  __device__ void produce_share(int32_t record, PairEntry pair, int kv_head) {
     const int begin = __shfl_sync(kAllLanes, record, 0), end = __shfl_sync(kAllLanes, record, 1);
-    if (begin == end) return;
-    produce_item(__shfl_sync(kAllLanes, record, (lane_ + kShareWords - kItemWords) % kWarpSize), kv_head);
-    for (int i = begin + 1; i < end; ++i)
-      produce_item(reinterpret_cast<const int32_t*>(&p_.plan.items[i])[lane_ < kItemWords ? lane_ : 0],
-                   kv_head);
+    int32_t word = __shfl_sync(kAllLanes, record, (lane_ + kItemWord) % kWarpSize);
+    for (int i = begin; i < end; ++i) {
+      // What the next item begins with is under way while this one's slots are.
+      const int32_t next_word = i + 1 < end ? item_word(i + 1) : 0;
+      const DecodeItem item = open_item(word, kv_head);
+      Cursor cursor(PairWindow(p_.a, item, pair), item);
+      int slot = produce_batch(cursor, item, item.slot_begin);
+      if (i + 1 < end) pair = first_pair(__shfl_sync(kAllLanes, next_word, kSeqWord));
+      while (slot < item.slot_end) slot = produce_batch(cursor, item, slot);
+      word = next_word;
+    }
   }
 
-  // `word`: lane i holds word i of the item.
-  __device__ void produce_item(int32_t word, int kv_head) {
+  __device__ int32_t item_word(int item) const {
+    return reinterpret_cast<const int32_t*>(&p_.plan.items[item])[lane_ < kItemWords ? lane_ : 0];
+  }
+  // This lane's entry of the window of an item that begins its sequence, as all but the first of a share do.
+  __device__ PairEntry first_pair(int seq) const {
+    return load_pair(p_.a.tables + size_t(seq) * p_.a.max_pairs + min(lane_, p_.a.max_pairs - 1));
+  }
+
+  // `word`: lane i holds word i of the item. Hands it and its queries to the consumers.
+  __device__ DecodeItem open_item(int32_t word, int kv_head) {
     constexpr int kHeadWord = offsetof(DecodeItem, kv_head) / sizeof(int32_t);
     if (lane_ == kHeadWord) word = kv_head;
     DecodeItem item;
     auto* words = reinterpret_cast<int32_t*>(&item);
 #pragma unroll
     for (int i = 0; i < kItemWords; ++i) words[i] = __shfl_sync(kAllLanes, word, i);
-    const KvShape& s = p_.a.shape;
-    Cursor cursor;
-    cursor.open(p_.a, item);
-
-    open_item(word);
+    put_item(word);
+    const int head_bytes = p_.a.shape.head_dim * 2;
     const size_t row = size_t(item.row) * p_.a.heads + item.kv_head * p_.group;
-    copy_to_ring(queries_ + item_place_.at * query_stride_, p_.a.q + row * s.head_dim,
-                 p_.group * s.head_dim * 2, &ring_.item_full[item_place_.at]);
+    copy_to_ring(queries_ + item_place_.at * query_stride_, p_.a.q + row * p_.a.shape.head_dim,
+                 p_.group * head_bytes, &ring_.item_full[item_place_.at]);
     item_place_.advance(1, kItemBuffers);
+    return item;
+  }
 
-    for (int slot = item.slot_begin; slot < item.slot_end; slot += kBatch) {
-      const SlotRef ref = cursor.next();
-      const int count = min(kBatch, item.slot_end - slot);
-      produce_batch(ref, count, p_.a.pool + s.slot_at(p_.a.layer, ref.page, item.kv_head));
-      place_.advance(count, p_.stages);
-    }
+  // Starts the copies of up to kBatch slots from `slot` on; returns the slot after them.
+  __device__ int produce_batch(Cursor& cursor, const DecodeItem& item, int slot) {
+    const SlotRef ref = cursor.next();
+    const int count = min(kBatch, item.slot_end - slot);
+    copy_slots(ref, count, p_.a.pool + p_.a.shape.slot_at(p_.a.layer, ref.page, item.kv_head));
+    place_.advance(count, p_.stages);
+    return slot + count;
   }
 
   // The lane of a slot waits for its stage and starts its copy.
-  __device__ void produce_batch(const SlotRef& ref, int count, const uint8_t* from) {
+  __device__ void copy_slots(const SlotRef& ref, int count, const uint8_t* from) {
     const bool base = Cursor::kElastic && ref.base;
     const uint32_t values = 4 * kBlockTokens * p_.a.shape.head_dim;
     const uint32_t bytes = base && Format::kTail ? values + uint32_t(p_.a.shape.tail_bytes()) : values;
@@ -191,11 +209,11 @@ class Producer {
   }
 
   __device__ void produce_end() {
-    open_item(0);
-    if (lane_ < kCopyArrivals) barrier_arrive(&ring_.item_full[item_place_.at]);
+    put_item(0);
+    barrier_arrive(&ring_.item_full[item_place_.at]);
   }
 
-  __device__ void open_item(int32_t word) {
+  __device__ void put_item(int32_t word) {
     barrier_wait(&ring_.item_empty[item_place_.at], item_place_.phase ^ 1);
     if (lane_ < kItemWords) reinterpret_cast<int32_t*>(&ring_.items[item_place_.at])[lane_] = word;
     __syncwarp();

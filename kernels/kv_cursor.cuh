@@ -19,23 +19,27 @@ struct SlotRef {
   bool base;
 };
 
+__device__ __forceinline__ PairEntry load_pair(const PairEntry* p) {
+  const int2 raw = *reinterpret_cast<const int2*>(p);
+  return {raw.x, raw.y};
+}
+
 // 32 consecutive entries of one sequence's row of the table, one per lane.
 struct PairWindow {
   const PairEntry* row;
-  int first = 0, max_pairs;
+  int first, max_pairs;
   PairEntry mine;
 
-  __device__ void open(const AttnArgs& a, int seq, int pair) {
-    row = a.tables + size_t(seq) * a.max_pairs;
-    max_pairs = a.max_pairs;
-    load(pair);
-  }
+  // From the pair that the item starts in. `entry`: this lane's.
+  __device__ PairWindow(const AttnArgs& a, const DecodeItem& item, PairEntry entry)
+      : row(a.tables + size_t(item.seq) * a.max_pairs),
+        first(item.block_begin / 2),
+        max_pairs(a.max_pairs),
+        mine(entry) {}
   __device__ void load(int pair) {
     first = pair;
-    const int own = pair + int(threadIdx.x) % kWarpSize;
     // Lanes past the row repeat its last entry; nobody asks for it.
-    const int2 raw = *reinterpret_cast<const int2*>(row + min(own, max_pairs - 1));
-    mine = {raw.x, raw.y};
+    mine = load_pair(row + min(pair + int(threadIdx.x) % kWarpSize, max_pairs - 1));
   }
   // Makes pairs `from` to `to`, at most 31 apart, part of the window.
   __device__ void cover(int from, int to) {
@@ -54,10 +58,8 @@ class NativeCursor {
  public:
   static constexpr bool kElastic = false;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
-    slot_ = item.slot_begin;
-    window_.open(a, item.seq, item.slot_begin / 2);
-  }
+  __device__ NativeCursor(const PairWindow& window, const DecodeItem& item)
+      : window_(window), slot_(item.slot_begin) {}
   __device__ SlotRef next() {
     window_.cover(slot_ / 2, (slot_ + kBatch - 1) / 2);
     const int block = slot_ + int(threadIdx.x) % kBatch;
@@ -75,12 +77,11 @@ class StructuredCursor {
  public:
   static constexpr bool kElastic = true;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
-    slot_ = item.slot_begin;
+  __device__ StructuredCursor(const PairWindow& window, const DecodeItem& item)
+      : window_(window), slot_(item.slot_begin) {
     run_begin_ = 2 * item.run_first;
     run_end_ = run_begin_ + item.run_count;
     if (item.run_count == 0) run_begin_ = run_end_ = item.slot_end;
-    window_.open(a, item.seq, item.block_begin / 2);
   }
   __device__ SlotRef next() {
     window_.cover(block_of(slot_) / 2, block_of(slot_ + kBatch - 1) / 2);
@@ -99,45 +100,39 @@ class StructuredCursor {
   int slot_, run_begin_, run_end_;
 };
 
-// Any mix: the modes of the window's 32 pairs tell which lane holds a slot.
+// Any mix: the set of the window's slots that begin a pair tells which lane holds a slot.
 class GeneralCursor {
  public:
   static constexpr bool kElastic = true;
 
-  __device__ void open(const AttnArgs& a, const DecodeItem& item) {
-    slot_ = item.slot_begin;
-    window_.open(a, item.seq, item.block_begin / 2);
+  __device__ GeneralCursor(const PairWindow& window, const DecodeItem& item)
+      : window_(window), slot_(item.slot_begin) {
     count(item.slot_begin - item.block_begin % 2);
   }
   __device__ SlotRef next() {
-    if (slot_ + kBatch > window_end_) move_window();
-    int lane = 0;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int holder = lane_of(slot_ + i);
-      if (int(threadIdx.x) % kBatch == i) lane = holder;
-    }
+    if (slot_ + kBatch > first_slot_ + num_slots_) move_window();
+    const int slot = slot_ - first_slot_ + int(threadIdx.x) % kBatch;
+    const int lane = lane_of(slot), odd = begins_pair(slot) ? 0 : 1;
     const PairEntry entry{__shfl_sync(kAllLanes, window_.mine.even, lane),
                           __shfl_sync(kAllLanes, window_.mine.odd, lane)};
-    const int odd = slot_ + int(threadIdx.x) % kBatch - __shfl_sync(kAllLanes, lane_slot_, lane);
     slot_ += kBatch;
     return {odd ? entry.odd : entry.even_page(), (2 * (window_.first + lane) + odd) * kBlockTokens,
             entry.is_base()};
   }
 
  private:
-  // The lane whose pair holds `slot`, which lies in the window.
-  __device__ int lane_of(int slot) const {
-    const bool mine = slot >= lane_slot_ && slot < lane_slot_ + (window_.mine.is_base() ? 1 : 2);
-    return __ffs(__ballot_sync(kAllLanes, mine)) - 1;
-  }
+  // Slots here count from the window's first, 0 .. 63.
+  __device__ bool begins_pair(int slot) const { return begins_ >> slot & 1; }
+  // The lane whose pair holds `slot`.
+  __device__ int lane_of(int slot) const { return __popcll(begins_ & ((2ull << slot) - 1)) - 1; }
+
   // Starts the window at the pair of slot_.
   __device__ void move_window() {
-    int pair = window_.first + kWarpSize, slot = window_end_;
-    if (slot_ < window_end_) {
-      const int lane = lane_of(slot_);
-      pair = window_.first + lane;
-      slot = __shfl_sync(kAllLanes, lane_slot_, lane);
+    int pair = window_.first + kWarpSize, slot = first_slot_ + num_slots_;
+    if (slot_ < slot) {
+      const int own = slot_ - first_slot_;
+      pair = window_.first + lane_of(own);
+      slot = begins_pair(own) ? slot_ : slot_ - 1;
     }
     window_.load(pair);
     count(slot);
@@ -146,12 +141,16 @@ class GeneralCursor {
   __device__ void count(int slot) {
     const int lane = int(threadIdx.x) % kWarpSize;
     const uint32_t bases = __ballot_sync(kAllLanes, window_.mine.is_base());
-    lane_slot_ = slot + 2 * lane - __popc(bases & ((1u << lane) - 1));
-    window_end_ = slot + 2 * kWarpSize - __popc(bases);
+    const uint64_t own = 1ull << (2 * lane - __popc(bases & ((1u << lane) - 1)));
+    begins_ = uint64_t(__reduce_or_sync(kAllLanes, uint32_t(own >> 32))) << 32 |
+              __reduce_or_sync(kAllLanes, uint32_t(own));
+    first_slot_ = slot;
+    num_slots_ = 2 * kWarpSize - __popc(bases);
   }
 
   PairWindow window_;
-  int slot_, lane_slot_, window_end_;
+  int slot_, first_slot_, num_slots_;
+  uint64_t begins_;
 };
 
 }  // namespace ekv

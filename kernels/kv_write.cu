@@ -1,8 +1,10 @@
 // kv_write.cu -- the epilogue of the QKV product: bias, QK-norm, RoPE, rotation, number format, paged write.
 //
-// A group of lanes holds one head of one row, 8 values a lane, so every global access is 16 bytes wide and the
-// whole chain runs in registers and shuffles. With many rows a group takes kHeads heads of its row, which share
-// the angles and whose loads are under way together; with few rows every head has its own group.
+// A group of lanes holds one head of one row, every global access is 16 bytes wide, and the whole chain runs in
+// registers and shuffles. Where head_dim is a power of two a lane has the same 8 dims of both halves of the
+// head, so that RoPE and one step of the rotation stay inside the lane; shuffles are what the kernel has least
+// room for. With many rows a group takes some heads of its row, which share the angles and whose loads are
+// under way together; with few rows every head has its own group.
 
 #include "kernels/cuda_check.h"
 #include "kernels/fixed8.cuh"
@@ -12,7 +14,7 @@
 namespace ekv {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kManyRows = 512;  // from here on a quarter of the groups fills the device
 constexpr float kLastOnGrid = fixed8::kBound - 0x1p-9f;  // the float before kBound
 constexpr float kHalfMax = 65504.0f, kE5m2Clamp = 61408.0f;
@@ -25,14 +27,20 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 
 template <int kDim>
 struct Group {
-  static constexpr int kUsed = kDim / 8;  // lanes that hold values
-  static constexpr int kLanes = kUsed <= 8 ? 8 : kUsed <= 16 ? 16 : 32;
+  static constexpr bool kHalves = (kDim & (kDim - 1)) == 0;
+  static constexpr int kChunks = kHalves ? 2 : 1;   // of 8 values, per lane
+  static constexpr int kUsed = kDim / 8 / kChunks;  // lanes that hold values
+  static constexpr int kLanes = kUsed <= 4 ? 4 : kUsed <= 8 ? 8 : 16;
+  static constexpr int kHeads = 2;  // of a row that a group takes when there are many rows
   static constexpr int kBlock = kDim == 80 ? 16 : kDim == 96 ? 32 : kDim;  // of the Hadamard matrix
   static constexpr float kScale = kBlock == 16    ? 0.25f
                                   : kBlock == 32  ? 0.17677669529663688f
                                   : kBlock == 64  ? 0.125f
                                   : kBlock == 128 ? 0.08838834764831845f
                                                   : 0.0625f;  // 1 / sqrt(kBlock)
+
+  using Values = float[kChunks][8];
+  static __device__ int dim(int lane, int chunk) { return lane * 8 + chunk * (kDim / 2); }
 
   static __device__ float sum(float x) {
 #pragma unroll
@@ -59,80 +67,107 @@ struct Vector {
   }
 };
 
-// What the heads of a row share. The rotation's scale is folded into the angles, the signs of the half-split
-// pairing into the sines and those of the transform's butterflies into `sign`.
+// Calls f(chunk, i) for every value of a lane.
+template <int kDim, class F>
+__device__ __forceinline__ void for_values(F f) {
+#pragma unroll
+  for (int c = 0; c < Group<kDim>::kChunks; ++c)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f(c, i);
+}
+
+// What the heads of a row share. The rotation's scale is folded into the angles. Where a lane has one half of
+// the head, the signs of the half-split pairing are in the sines; those of the transform's butterflies are in
+// `sign`.
 struct Turn {
   float c[8], s[8];
-  float sign[5];  // of this lane in the butterfly over 1, 2, 4, 8, 16 lanes
+  float sign[4];  // of this lane in the butterfly over 1, 2, 4, 8 lanes
 };
 
 template <int kDim, BaseFormat kFormat>
 __device__ __forceinline__ void load_turn(const KvWriteArgs& a, int row, int slot, int lane, Turn& turn) {
-  constexpr int kHalf = Group<kDim>::kUsed / 2;
-  constexpr float kScale = kFormat == BaseFormat::fixed8 ? Group<kDim>::kScale : 1.0f;
-  const bool upper = lane >= kHalf;
+  using G = Group<kDim>;
+  constexpr float kScale = kFormat == BaseFormat::fixed8 ? G::kScale : 1.0f;
+  const bool upper = !G::kHalves && lane >= G::kUsed / 2;
 #pragma unroll
   for (int i = 0; i < 8; ++i) turn.c[i] = 1, turn.s[i] = 0;
   if (a.rope_cos && slot >= 0) {
-    const size_t at = size_t(a.positions[row]) * (kDim / 2) + (upper ? lane - kHalf : lane) * 8;
+    const size_t at = size_t(a.positions[row]) * (kDim / 2) + (upper ? lane - G::kUsed / 2 : lane) * 8;
     load8f(a.rope_cos + at, turn.c);
     load8f(a.rope_sin + at, turn.s);
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) turn.c[i] *= kScale, turn.s[i] *= upper ? kScale : -kScale;
+  for (int i = 0; i < 8; ++i) turn.c[i] *= kScale, turn.s[i] *= G::kHalves || upper ? kScale : -kScale;
 #pragma unroll
-  for (int i = 0; i < 5; ++i) turn.sign[i] = lane >> i & 1 ? -1.0f : 1.0f;
+  for (int i = 0; i < 4; ++i) turn.sign[i] = lane >> i & 1 ? -1.0f : 1.0f;
 }
 
 template <class T, int kDim>
-__device__ __forceinline__ void add_bias(const KvWriteArgs& a, const Vector& v, int lane, float (&x)[8]) {
-  float bias[8];
-  load8<T>(a.bias, size_t(v.head) * kDim + lane * 8, bias);
+__device__ __forceinline__ void add_bias(const KvWriteArgs& a, const Vector& v, int lane,
+                                         typename Group<kDim>::Values& x) {
+  typename Group<kDim>::Values bias;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] += bias[i];
+  for (int c = 0; c < Group<kDim>::kChunks; ++c)
+    load8<T>(a.bias, size_t(v.head) * kDim + Group<kDim>::dim(lane, c), bias[c]);
+  for_values<kDim>([&](int c, int i) { x[c][i] += bias[c][i]; });
 }
 
 template <class T, int kDim>
-__device__ __forceinline__ void normalise(const KvWriteArgs& a, const Vector& v, int lane, float (&x)[8]) {
+__device__ __forceinline__ void normalise(const KvWriteArgs& a, const Vector& v, int lane,
+                                          typename Group<kDim>::Values& x) {
   float squares = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) squares += x[i] * x[i];
+  for_values<kDim>([&](int c, int i) { squares += x[c][i] * x[c][i]; });
   const float scale = rsqrtf(Group<kDim>::sum(squares) / kDim + a.norm_epsilon);
   if (!v.valid || !(v.query || v.key)) return;
-  float weight[8];
-  load8<T>(v.query ? a.q_norm : a.k_norm, lane * 8, weight);
+  typename Group<kDim>::Values weight;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] *= scale * weight[i];
+  for (int c = 0; c < Group<kDim>::kChunks; ++c)
+    load8<T>(v.query ? a.q_norm : a.k_norm, Group<kDim>::dim(lane, c), weight[c]);
+  for_values<kDim>([&](int c, int i) { x[c][i] *= scale * weight[c][i]; });
 }
 
-// Lane j holds dims 8j to 8j + 7; its partner in the other half of the head lies kUsed / 2 lanes away.
+// Dim i of one half of the head turns with dim i of the other.
 template <int kDim>
-__device__ __forceinline__ void rotate_positions(int lane, const Turn& turn, float (&x)[8]) {
+__device__ __forceinline__ void rotate_positions(int lane, const Turn& turn, typename Group<kDim>::Values& x) {
   using G = Group<kDim>;
   const int partner = lane >= G::kUsed / 2 ? lane - G::kUsed / 2 : lane + G::kUsed / 2;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float y = __shfl_sync(kAllLanes, x[i], partner, G::kLanes);
-    x[i] = x[i] * turn.c[i] + y * turn.s[i];
+    if constexpr (G::kHalves) {
+      const float lower = x[0][i], upper = x[1][i];
+      x[0][i] = lower * turn.c[i] - upper * turn.s[i];
+      x[1][i] = upper * turn.c[i] + lower * turn.s[i];
+    } else {
+      const float y = __shfl_sync(kAllLanes, x[0][i], partner, G::kLanes);
+      x[0][i] = x[0][i] * turn.c[i] + y * turn.s[i];
+    }
   }
 }
 
-// Fast Walsh-Hadamard transform without its scale: index bits 0 to 2 inside the lane, the rest across lanes.
+__device__ __forceinline__ void butterfly(float& a, float& b) {
+  const float sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
+// Fast Walsh-Hadamard transform without its scale: index bits 0 to 2 inside the chunk, then those across lanes,
+// then the one between a lane's chunks.
 template <int kDim>
-__device__ __forceinline__ void hadamard(const Turn& turn, float (&x)[8]) {
+__device__ __forceinline__ void hadamard(const Turn& turn, typename Group<kDim>::Values& x) {
+  using G = Group<kDim>;
 #pragma unroll
   for (int step = 1; step < 8; step *= 2)
+    for_values<kDim>([&](int c, int i) {
+      if (!(i & step)) butterfly(x[c][i], x[c][i + step]);
+    });
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (!(i & step)) {
-        const float sum = x[i] + x[i + step];
-        x[i + step] = x[i] - x[i + step];
-        x[i] = sum;
-      }
+  for (int bit = 0; 8 << bit < G::kBlock / G::kChunks; ++bit)
+    for_values<kDim>([&](int c, int i) {
+      x[c][i] = fmaf(x[c][i], turn.sign[bit], __shfl_xor_sync(kAllLanes, x[c][i], 1 << bit));
+    });
+  if constexpr (G::kHalves)
 #pragma unroll
-  for (int bit = 0; 8 << bit < Group<kDim>::kBlock; ++bit)
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = fmaf(x[i], turn.sign[bit], __shfl_xor_sync(kAllLanes, x[i], 1 << bit));
+    for (int i = 0; i < 8; ++i) butterfly(x[0][i], x[1][i]);
 }
 
 // Rare path: whose row is it?
@@ -152,78 +187,94 @@ __device__ __forceinline__ int clamp_all(float (&x)[8], float last_kept, float c
   return clamped;
 }
 
-// Puts the vector on its grid. kv_layout.h: t = fp16(clamp(rint(x 2^(15-k)))), TARGET = t 2^(k-15). Adding and
+// The grid of a vector. kv_layout.h: t = fp16(clamp(rint(x 2^(15-k)))), TARGET = t 2^(k-15). Adding and
 // subtracting 1.5 2^23 rounds to an integer, and leaves +0 for what rounds to -0. Only the largest exponent can
 // meet values out of range, others at most the last half step below kBound.
-__device__ __forceinline__ uint4 on_grid(float (&x)[8], float max_abs, int& clamped) {
-  constexpr float kMagic = 12582912.0f;
-  const int k = fixed8::fast_exponent(max_abs);
-  const float up = fixed8::exp2_int(15 - k);
-  if (max_abs * up > fixed8::kClamp)
-    clamped += clamp_all(x, kLastOnGrid, fixed8::kClamp * fixed8::exp2_int(k - 15));
-  const __half2 down = __float2half2_rn(fixed8::exp2_int(k - 15));
-  uint32_t w[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t t = pack_half2(fmaf(x[2 * i], up, kMagic) - kMagic, fmaf(x[2 * i + 1], up, kMagic) - kMagic);
-    const __half2 target = __hmul2(*reinterpret_cast<const __half2*>(&t), down);  // exact
-    w[i] = *reinterpret_cast<const uint32_t*>(&target);
+struct Grid {
+  float up, down;
+  bool clamps;
+  __device__ explicit Grid(float max_abs) {
+    const int k = fixed8::fast_exponent(max_abs);
+    up = fixed8::exp2_int(15 - k);
+    down = fixed8::exp2_int(k - 15);
+    clamps = max_abs * up > fixed8::kClamp;
   }
-  return make_uint4(w[0], w[1], w[2], w[3]);
-}
+  __device__ __forceinline__ uint4 place(float (&x)[8], int& clamped) const {
+    constexpr float kMagic = 12582912.0f;
+    if (clamps) clamped += clamp_all(x, kLastOnGrid, fixed8::kClamp * down);
+    const __half2 scale = __float2half2_rn(down);
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t t =
+          pack_half2(fmaf(x[2 * i], up, kMagic) - kMagic, fmaf(x[2 * i + 1], up, kMagic) - kMagic);
+      const __half2 target = __hmul2(*reinterpret_cast<const __half2*>(&t), scale);  // exact
+      w[i] = *reinterpret_cast<const uint32_t*>(&target);
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+};
 
 template <int kDim, BaseFormat kFormat>
-__device__ __forceinline__ void write_kv(const KvWriteArgs& a, const Vector& v, int lane, float (&x)[8],
-                                         float max_abs, int& clamped) {
-  uint4 bits;
-  if constexpr (kFormat == BaseFormat::fixed8) {
-    bits = on_grid(x, max_abs, clamped);
-  } else {
-    if (max_abs > kE5m2Clamp) clamped += clamp_all(x, kE5m2Clamp, kE5m2Clamp);
-    bits = pack8<__half>(x);
-  }
+__device__ __forceinline__ void write_kv(const KvWriteArgs& a, const Vector& v, int lane,
+                                         typename Group<kDim>::Values& x, float max_abs, int& clamped) {
   KvShape s = a.shape;
   s.head_dim = kDim;
-  const int kv_head = v.head - a.heads - (v.key ? 0 : s.kv_heads);
-  const size_t slot = s.slot_at(a.layer, v.slot / kBlockTokens, kv_head);
-  store16(a.pool + slot + s.target_at(v.key ? kKey : kValue, v.slot % kBlockTokens, lane * 8), bits);
+  const int kv_head = v.head - a.heads - (v.key ? 0 : s.kv_heads), part = v.key ? kKey : kValue;
+  uint8_t* slot = a.pool + s.slot_at(a.layer, v.slot / kBlockTokens, kv_head);
+  const Grid grid(max_abs);
+#pragma unroll
+  for (int c = 0; c < Group<kDim>::kChunks; ++c) {
+    uint4 bits;
+    if constexpr (kFormat == BaseFormat::fixed8) {
+      bits = grid.place(x[c], clamped);
+    } else {
+      if (max_abs > kE5m2Clamp) clamped += clamp_all(x[c], kE5m2Clamp, kE5m2Clamp);
+      bits = pack8<__half>(x[c]);
+    }
+    store16(slot + s.target_at(part, v.slot % kBlockTokens, Group<kDim>::dim(lane, c)), bits);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void write_query(const KvWriteArgs& a, const Vector& v, int lane,
+                                            typename Group<kDim>::Values& x, float max_abs, int& clamped) {
+#pragma unroll
+  for (int c = 0; c < Group<kDim>::kChunks; ++c) {
+    if (max_abs > kHalfMax) clamped += clamp_all(x[c], kHalfMax, kHalfMax);
+    const size_t at = (size_t(v.row) * a.heads + v.head) * kDim + Group<kDim>::dim(lane, c);
+    store16(static_cast<uint16_t*>(a.q) + at, pack8<__half>(x[c]));
+  }
 }
 
 // One head of one row, from its loaded values to memory. The transforms run where any head of the warp needs
 // them; a value head that shares the warp keeps its own values.
 template <class T, int kDim, BaseFormat kFormat>
 __device__ __forceinline__ void write_vector(const KvWriteArgs& a, const Vector& v, int lane, const Turn& turn,
-                                             float (&x)[8], int& clamped) {
+                                             typename Group<kDim>::Values& x, int& clamped) {
   if (a.bias && v.valid) add_bias<T, kDim>(a, v, lane, x);
   const bool rotated = v.query || v.key;
   if (__any_sync(kAllLanes, rotated)) {
-    float y[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] = x[i];
+    typename Group<kDim>::Values y;
+    for_values<kDim>([&](int c, int i) { y[c][i] = x[c][i]; });
     if (a.q_norm) normalise<T, kDim>(a, v, lane, y);
     rotate_positions<kDim>(lane, turn, y);
     if constexpr (kFormat == BaseFormat::fixed8) hadamard<kDim>(turn, y);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = rotated ? y[i] : x[i];
+    for_values<kDim>([&](int c, int i) { x[c][i] = rotated ? y[c][i] : x[c][i]; });
   }
   float max_abs = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) max_abs = max_or_nan(max_abs, fabsf(x[i]));
+  for_values<kDim>([&](int c, int i) { max_abs = max_or_nan(max_abs, fabsf(x[c][i])); });
   max_abs = Group<kDim>::max(max_abs);
   if (!v.valid) return;
   if (!(max_abs < INFINITY)) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = 0;
+    for_values<kDim>([&](int c, int i) { x[c][i] = 0; });
     max_abs = 0;
     if (lane == 0) flag_sequence(a, v.row);
   }
-  if (v.query) {
-    if (max_abs > kHalfMax) clamped += clamp_all(x, kHalfMax, kHalfMax);
-    const size_t at = (size_t(v.row) * a.heads + v.head) * kDim + lane * 8;
-    store16(static_cast<uint16_t*>(a.q) + at, pack8<__half>(x));
-  } else {
+  if (v.query)
+    write_query<kDim>(a, v, lane, x, max_abs, clamped);
+  else
     write_kv<kDim, kFormat>(a, v, lane, x, max_abs, clamped);
-  }
 }
 
 template <class T, int kDim, BaseFormat kFormat, int kHeads>
@@ -234,20 +285,23 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constan
   const int row = index / groups_per_row, first = index % groups_per_row * kHeads;
   const bool inside = row < a.num_rows && lane < G::kUsed;
   const int slot = inside ? a.slot_mapping[row] : -1;
-  uint4 loaded[kHeads];
+  uint4 loaded[kHeads][G::kChunks];
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    const size_t at = (size_t(row) * per_row + first + h) * kDim + lane * 8;
-    loaded[h] = inside && first + h < per_row ? load16(static_cast<const uint16_t*>(a.qkv) + at) : uint4{};
-  }
+  for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) {
+      const size_t at = (size_t(row) * per_row + first + h) * kDim + G::dim(lane, c);
+      loaded[h][c] = inside && first + h < per_row ? load16(static_cast<const uint16_t*>(a.qkv) + at) : uint4{};
+    }
   Turn turn;
   load_turn<kDim, kFormat>(a, row, slot, lane, turn);
   int clamped = 0;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const Vector v(a, row, first + h, slot);
-    float x[8];
-    unpack8<T>(loaded[h], x);
+    typename G::Values x;
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) unpack8<T>(loaded[h][c], x[c]);
     write_vector<T, kDim, kFormat>(a, v, lane, turn, x, clamped);
   }
   if (clamped) atomicAdd(a.clamped, unsigned(clamped));
@@ -269,7 +323,7 @@ void launch(const KvWriteArgs& a, cudaStream_t stream) {
   if (a.num_rows < kManyRows)
     launch<T, kDim, 1>(a, stream);
   else
-    launch<T, kDim, 4>(a, stream);
+    launch<T, kDim, Group<kDim>::kHeads>(a, stream);
 }
 
 template <class T>

@@ -111,7 +111,7 @@ template <class T>
 __device__ __forceinline__ uint64_t draw_truncated(const SampleArgs& a, const Workspace& w, Row<T>& row, int r,
                                                    int chunks, Shared& s) {
   const Cut cut = w.cuts[r];
-  const SamplingParams& p = row.params();
+  const RowSampling& p = row.params();
   Candidates<T> candidates{row, cut, w.candidates + size_t(r) * kMaxCandidates, w.num_candidates[r], chunks};
   uint32_t least = 0;
   uint64_t mass = cut.mass;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 2)  // without the 2 ptxas stops at 
   __shared__ Shared s;
   const int r = blockIdx.x;
   Row<T> row(a, r, s.bias_bits);
-  const SamplingParams& p = row.params();
+  const RowSampling& p = row.params();
   const bool has = int(threadIdx.x) < chunks;
   const Partial* partial = w.partials + size_t(r) * chunks + threadIdx.x;
   const bool broken = __syncthreads_or(has && partial->non_finite);

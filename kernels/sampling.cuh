@@ -99,7 +99,7 @@ class Row {
     counts_ =
         p_.count_slot >= 0 && a.counts ? a.counts + size_t(p_.count_slot) * count_stride(a.vocab) : nullptr;
   }
-  __device__ const SamplingParams& params() const { return p_; }
+  __device__ const RowSampling& params() const { return p_; }
 
   // Marks the chunk's biased tokens. All threads of the block take part, before the chunk's first z.
   __device__ void enter_chunk(int chunk) {
@@ -180,7 +180,7 @@ class Row {
   }
 
   const SampleArgs& a_;
-  const SamplingParams p_;
+  const RowSampling p_;
   const T* logits_;
   const uint16_t* counts_;
   uint32_t* bits_;
@@ -211,10 +211,10 @@ __device__ __forceinline__ bool is_candidate(const Cut& cut, int bin) {
 }
 // With a small k few tokens reach the bound that the warps' maxima give: all of them are candidates, and no
 // histogram is needed.
-__device__ __forceinline__ bool is_listed(const SamplingParams& p, int chunks) {
+__device__ __forceinline__ bool is_listed(const RowSampling& p, int chunks) {
   return 0 < p.top_k && p.top_k <= chunks * kWarps;
 }
-__device__ __forceinline__ bool needs_bins(const SamplingParams& p, int chunks) {
+__device__ __forceinline__ bool needs_bins(const RowSampling& p, int chunks) {
   return p.truncates() && !is_listed(p, chunks) && (p.top_k > 0 || p.top_p < 1);
 }
 

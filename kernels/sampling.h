@@ -34,7 +34,8 @@ namespace ekv {
 constexpr float kGreedyTemperature = 1e-5f;  // below it a row is greedy
 constexpr int kMaxTopLogprobs = 20;
 
-struct SamplingParams {
+// What the engine's SamplingParams come to for one row of one step.
+struct RowSampling {
   uint64_t seed = 0;
   uint32_t output_index = 0;  // tokens generated before this one
   float temperature = 1;
@@ -59,12 +60,12 @@ constexpr int count_stride(int vocab) { return (vocab + 7) / 8 * 8; }
 struct SampleArgs {
   const void* logits = nullptr;  // [num_rows][vocab] of `element`, rows `row_stride` elements apart
   Element element = Element::fp32;
-  int num_rows = 0;                        // 0 launches nothing
-  int vocab = 0;                           // at most 2^20
-  int row_stride = 0;                      // >= vocab; a multiple of 8 lets loads be 16 bytes wide
-  const SamplingParams* params = nullptr;  // [num_rows]
-  const int32_t* bias_tokens = nullptr;    // [..] bans (min_tokens, bad words) and the request's logit_bias
-  const float* bias_values = nullptr;      // [..]
+  int num_rows = 0;                      // 0 launches nothing
+  int vocab = 0;                         // at most 2^20
+  int row_stride = 0;                    // >= vocab; a multiple of 8 lets loads be 16 bytes wide
+  const RowSampling* params = nullptr;   // [num_rows]
+  const int32_t* bias_tokens = nullptr;  // [..] bans (min_tokens, bad words) and the request's logit_bias
+  const float* bias_values = nullptr;    // [..]
   const uint16_t* counts = nullptr;  // [slots][count_stride(vocab)], see below; nullptr: no row has penalties
   bool any_truncates = true;  // false: no row truncates(), and the launches for those that do are left out
   bool any_top = true;        // false: no row has num_top > 0

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
     cut_kernel(const __grid_constant__ SampleArgs a, Workspace w, int chunks) {
   __shared__ uint64_t scratch[kWarpSize];
   const int r = blockIdx.x;
-  const SamplingParams p = a.params[r];
+  const RowSampling p = a.params[r];
   if (!needs_bins(p, chunks)) return;
   Cut cut = w.cuts[r];
   if (isnan(cut.z_max)) return;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   __syncthreads();
   Row<T> row(a, r, bias_bits);
   row.enter_chunk(blockIdx.x);
-  const SamplingParams& p = row.params();
+  const RowSampling& p = row.params();
 
   uint64_t best = 0;
   uint32_t wanted = 0;  // bit g * kGroup + j: a candidate

@@ -49,7 +49,7 @@ __device__ uint64_t largest(const Group4 (&groups)[kGroups], const float (&z)[kG
 
 // The race of one token. Any token's race is a bound for the winner's; that of a thread's likeliest token is a
 // good one, and the best of a block's 256 leaves only a handful of tokens whose race must be worked out.
-__device__ float race_of(const SamplingParams& p, uint64_t rank) {
+__device__ float race_of(const RowSampling& p, uint64_t rank) {
   const int index = rank_index(rank);
   const uint4 r = philox(p.seed, index / kGroup, p.output_index);
   const uint32_t word = index % 4 == 0 ? r.x : index % 4 == 1 ? r.y : index % 4 == 2 ? r.z : r.w;
@@ -58,7 +58,7 @@ __device__ float race_of(const SamplingParams& p, uint64_t rank) {
 
 // The best token of a thread by race, if it is no worse than `bound`.
 __device__ uint64_t fastest(const Group4 (&groups)[kGroups], const float (&z)[kGroups][kGroup],
-                            const SamplingParams& p, float bound) {
+                            const RowSampling& p, float bound) {
   uint64_t best = 0;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) finite &= groups[g].raw[j] < INFINITY;  // NaN and +INFINITY fail
   }
-  const SamplingParams& p = row.params();
+  const RowSampling& p = row.params();
   const uint64_t thread_best = largest(groups, z);
   Partial partial{};
   partial.best = block_best(thread_best, scratch);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     bound_kernel(const __grid_constant__ SampleArgs a, Workspace w, int chunks) {
   __shared__ uint64_t scratch[kWarpSize];
   const int r = blockIdx.x;
-  const SamplingParams p = a.params[r];
+  const RowSampling p = a.params[r];
   if (!p.truncates()) return;
   const bool has = int(threadIdx.x) < chunks;
   const Partial* partial = w.partials + size_t(r) * chunks + threadIdx.x;

@@ -18,6 +18,7 @@ import matplotlib
 import matplotlib.lines
 
 matplotlib.use("Agg")
+matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
 # Okabe and Ito's colours, told apart by colour-blind readers; a policy keeps its colour in every figure.
@@ -66,7 +67,7 @@ def load(paths):
 def keep(runs, rules):
     for rule in rules:
         key, _, values = rule.partition("=")
-        runs = [r for r in runs if str(r.get(key)) in values.split(",")]
+        runs = [r for r in runs if (f"{r[key]:g}" if pick(r, key) is not None else str(r.get(key))) in values.split(",")]
     if not runs:
         sys.exit(f"plot.py: no result is left by --only {' '.join(rules)}")
     return runs
@@ -110,7 +111,7 @@ def finish(figure, axis, out, extra=()):
     """One legend for all panels, from one of them, and the file."""
     entries = list(zip(*axis.get_legend_handles_labels())) + list(extra)
     figure.legend(*zip(*entries), loc="outside upper center", ncols=min(5, len(entries)), frameon=False)
-    figure.savefig(out, dpi=150)
+    figure.savefig(out, dpi=90)
 
 
 def draw_sweep(runs, out):

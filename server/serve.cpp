@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 
+#include "backend/host_slots.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "elastickv/tokenizer.h"
@@ -73,12 +74,10 @@ size_t host_slot_bytes(const Loaded& loaded) {
   return whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
 }
 
-// Of low planes, a slot for each pair that the pool can hold as BASE is all that can be used.
 int host_slots(const Loaded& loaded) {
-  const FidelityConfig& f = loaded.engine.fidelity;
-  const size_t fit = std::min<size_t>(f.host_bytes / host_slot_bytes(loaded), 1 << 28);
-  if (f.policy == KvPolicy::elastic) return int(std::min(fit, size_t(loaded.engine.kv.num_pages)));
-  return f.policy == KvPolicy::exact_offload ? int(fit) : 0;
+  const KvShape shape = kv_shape(loaded.model.config());
+  return host_slots(loaded.engine.fidelity, loaded.engine.kv.num_pages, double(shape.low_pair_bytes()),
+                    2.0 * double(shape.page_bytes()));
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {

@@ -1,5 +1,15 @@
-# What replay and the serving benchmarks share. The published traces lie beside the checkout, not in it.
+# What replay and the serving benchmarks share.
 foreach(name trace report)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_bench)
-  target_compile_definitions(${name}_test PRIVATE EKV_TRACES="${PROJECT_SOURCE_DIR}/../shared/traces")
 endforeach()
+
+# The published traces lie beside the checkout, not in it.
+get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)
+if(NOT IS_DIRECTORY ${traces_beside})
+  set(traces_beside "")
+endif()
+set(EKV_TRACES "${traces_beside}" CACHE PATH "Folder of the published traces (mooncake, azure-2023, ...); empty: no test needs them")
+if(EKV_TRACES)
+  ekv_test(published_trace_test LABEL slow SOURCES unit/published_trace_test.cpp LIBS ekv_bench_commands)
+  target_compile_definitions(published_trace_test PRIVATE EKV_TRACES="${EKV_TRACES}")
+endif()

@@ -11,3 +11,5 @@ ekv_kernel_test(attention_test SOURCES kernels/attention_test.cpp CPU support/ru
 foreach(part kv_cache layer_ops sampling)
   ekv_kernel_test(${part}_test SOURCES kernels/${part}_test.cpp CPU support/run_cpu_ops.cpp CUDA support/run_cuda_ops.cpp)
 endforeach()
+ekv_kernel_test(pool_life_test SOURCES kernels/pool_life_test.cpp CPU support/run_cpu_ops.cpp support/run_cpu_attention.cpp
+                CUDA support/run_cuda_ops.cpp)

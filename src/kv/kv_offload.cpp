@@ -94,7 +94,6 @@ StoredPair* KvManager::store_pair(StoredPair* parent, const Sequence& sequence, 
     return nullptr;
   }
   stores_.push_back(pairs_.store(id, entry->slot));
-  if (CachedPair* cached = pairs_[id].cached) cache_.refresh(*cached);
   return entry;
 }
 

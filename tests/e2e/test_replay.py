@@ -77,7 +77,7 @@ def expect_sums(result, steps, requests):
     assert result["mean_waiting"] == pytest.approx(area / max(r["end_us"] for r in requests))
 
 
-@pytest.mark.parametrize("policy", ["target-only", "elastic", "static8"])
+@pytest.mark.parametrize("policy", ["target-only", "exact-offload", "static8", "elastic"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_figure_follows_from_the_step_log(replay, tmp_path, policy, replicas):
     log = tmp_path / "steps.jsonl"
@@ -90,9 +90,9 @@ def test_every_figure_follows_from_the_step_log(replay, tmp_path, policy, replic
     assert result["requests"] == len(requests) == len(TRACE.read_text().splitlines())
     expect_latencies(result, requests)
     expect_sums(result, steps, requests)
-    if policy == "target-only" and replicas == 1:
+    if policy in ("target-only", "exact-offload") and replicas == 1:
         assert result["preemptions"] > 0, "the run must be under pressure to mean something"
-    assert (result["base_exposure"] > 0) == (policy != "target-only")
+    assert (result["base_exposure"] > 0) == (policy in ("static8", "elastic"))
 
 
 def test_the_same_hash_in_every_run_and_on_any_number_of_cores(replay, tmp_path):

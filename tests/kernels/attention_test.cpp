@@ -16,14 +16,6 @@
 namespace ekv::test {
 namespace {
 
-// The contract of attention.h: output and probabilities are rounded to fp16; below 2^-14 of the maximum a
-// probability is off by up to 2^-25; scores carry the rounding of fp32 sums.
-double tolerance(const RefAttention& ref, double top_value, int keys, double want) {
-  const double half_step = std::ldexp(1, -11), score_error = std::ldexp(ref.score_size, -20);
-  return half_step * (std::fabs(want) + 2 * top_value) + top_value * (2 * score_error + std::ldexp(keys, -25)) +
-         std::ldexp(1, -24);
-}
-
 void expect_matches_definition(const AttnCase& c, const BuiltCase& b, const AttnOutput& got) {
   const std::vector<double> out = half_values(got.out);
   for (int s = 0; s < b.in.num_seqs(); ++s) {
@@ -39,7 +31,7 @@ void expect_matches_definition(const AttnCase& c, const BuiltCase& b, const Attn
     double top_value = 0;
     for (double v : b.v[s]) top_value = std::max(top_value, std::fabs(v));
     EXPECT_TRUE(all_near(std::vector<double>(out.begin() + begin, out.begin() + end), ref.out,
-                         [&](size_t i) { return tolerance(ref, top_value, keys, ref.out[i]); }))
+                         [&](size_t i) { return attention_tolerance(ref, top_value, keys, ref.out[i]); }))
         << "sequence " << s << " of " << c.name;
     const auto lse = got.lse.begin() + size_t(first) * c.heads;
     EXPECT_TRUE(all_near(
@@ -79,8 +71,18 @@ void check_case(const AttnCase& c, AttnRun run = {}, unsigned seed = 1) {
   }
 }
 
+bool has_shares() { return attention_target() != "cpu"; }
+
 class Attention : public testing::TestWithParam<AttnCase> {};
+// Cut into as many shares as the device takes, where a warp sees a slot or two, and in one share, where maxima
+// rise, windows of the tables move and rings turn.
 TEST_P(Attention, MatchesDefinition) { check_case(GetParam()); }
+TEST_P(Attention, MatchesDefinitionInOneShare) {
+  if (!has_shares()) GTEST_SKIP() << "the plain twin does not cut its work";
+  AttnRun run;
+  run.num_ctas = GetParam().kv_heads;
+  check_case(GetParam(), run);
+}
 INSTANTIATE_TEST_SUITE_P(Named, Attention, testing::ValuesIn(named_cases()),
                          [](const auto& info) { return info.param.name; });
 
@@ -102,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Named, AttentionPlainMma, testing::ValuesIn(prefill_cas
 class AttentionSplits : public testing::TestWithParam<int> {};
 // Shares of every size: splits inside each region of a sequence and exactly on each boundary.
 TEST_P(AttentionSplits, AnyNumberOfShares) {
+  if (!has_shares() && GetParam() != 1) GTEST_SKIP() << "the plain twin does not cut its work";
   AttnRun run;
   run.num_ctas = GetParam();
   check_case(
@@ -113,6 +116,8 @@ TEST_P(AttentionSplits, AnyNumberOfShares) {
               2,
               {{1, 400, {1, 3, 4, 9}}, {1, 64, {0, 1}}, {1, 65}, {1, 3000, every_third(93)}}},
              run);
+  // Shares that begin with an odd slot and are longer than a window of the table.
+  check_case({"splits_long", 64, 4, 1, {{1, 50}, {1, 3401}, {1, 20}}}, run);
 }
 INSTANTIATE_TEST_SUITE_P(Shares, AttentionSplits, testing::Values(1, 2, 3, 5, 7, 13, 31, 64, 100, 132));
 
@@ -177,6 +182,49 @@ TEST(AttentionDeterminism, TwentyRepeatsOnOnePlan) {
   AttnRun run;
   run.repeats = 20;
   check_case({"repeats", 128, 32, 8, {{1, 900, pair_range(3, 9)}, {1, 64}, {40, 300, {1}}, {1, 2000}}}, run);
+}
+
+// One captured step serves batches whose lengths, modes, tables and number of sequences change, as an engine
+// replays it: captured at the largest batch, replayed down to one sequence and to none.
+TEST(AttentionGraph, EverythingChangesBetweenReplays) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  constexpr int kSeqs = 9;
+  std::vector<AttnCase> cases;
+  for (int replay = 0; replay < 12; ++replay) {
+    AttnCase c{"replay", 128, 8, 2, {}};
+    c.min_pages = 900, c.min_pairs = 1900;  // wide enough for a planner of several CTAs
+    const int live = replay == 0 ? kSeqs : replay == 5 ? 0 : replay == 6 ? 1 : int(1 + rng() % kSeqs);
+    for (int s = 0; s < kSeqs; ++s) {
+      SeqCase seq{0, 0};
+      if (s < live) seq = {rng() % 4 ? 1 : int(1 + rng() % 40), int(1 + rng() % (rng() % 3 ? 200 : 1500))};
+      seq.rows = replay == 0 && s < 3 ? 60 : std::min(seq.rows, seq.kv_len);
+      seq.kv_len = std::max(seq.kv_len, seq.rows);
+      for (int pair = 0; pair < (seq.kv_len - seq.rows) / kPairTokens; ++pair)
+        if (rng() % 3 == 0) seq.base_pairs.push_back(pair);
+      c.seqs.push_back(seq);
+    }
+    cases.push_back(c);
+  }
+  std::vector<BuiltCase> built;
+  std::vector<AttnInput> inputs;
+  for (const AttnCase& c : cases) {
+    built.push_back(build_case(c, rng()));
+    inputs.push_back(built.back().in);
+  }
+  for (const bool plain_mma : {false, true}) {
+    AttnRun run;
+    run.plain_mma = plain_mma;
+    const std::vector<AttnOutput> got = run_attention_replayed(inputs, run);
+    for (size_t i = 0; i < cases.size() && !HasFailure(); ++i) {
+      SCOPED_TRACE("replay " + std::to_string(i));
+      expect_matches_definition(cases[i], built[i], got[i]);
+      const size_t used = built[i].q.size();
+      EXPECT_EQ(std::count(got[i].out.begin() + used, got[i].out.end(), kUntouched),
+                std::ptrdiff_t(got[i].out.size() - used));
+    }
+  }
 }
 
 // Slots beyond 2^31 and 2^32 bytes. The pool's 5 GiB are taken on a GPU only; the host keeps the few pages in

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/device_memory.h"
+#include "tests/support/kv_definition.h"
 #include "tests/support/number_formats.h"
 
 namespace ekv::test {
@@ -26,44 +27,6 @@ using Bytes = std::vector<uint8_t>;
 uint16_t get_half(const Bytes& pool, size_t at) { return uint16_t(pool[at] | pool[at + 1] << 8); }
 void put_half(Bytes& pool, size_t at, uint16_t bits) {
   pool[at] = uint8_t(bits), pool[at + 1] = uint8_t(bits >> 8);
-}
-
-// ---- the number format, by definition
-
-int exponent_of(double max_abs) {
-  for (int k = -9; k < 15; ++k)
-    if (max_abs * std::ldexp(1.0, 15 - k) < 32632) return k;
-  return 15;
-}
-
-// The stored value of x on the grid of exponent k.
-double on_grid(double x, int k) {
-  const double t = std::clamp(std::nearbyint(std::ldexp(x, 15 - k)), -32624.0, 32624.0);
-  return std::ldexp(round_to_half(t), k - 15);
-}
-
-double largest(const std::vector<double>& x) {
-  double m = 0;
-  for (double v : x) m = std::max(m, std::fabs(v));
-  return m;
-}
-
-uint16_t stored_bits(double x, int k) {
-  const double value = on_grid(x, k);
-  return half_bits(value == 0 ? 0.0 : value);
-}
-
-// ---- the vector that is stored, by definition: dense rotation, no fast transform
-
-std::vector<double> rotated(const std::vector<double>& x) {
-  const size_t block = x.size() == 80 ? 16 : x.size() == 96 ? 32 : x.size();
-  std::vector<double> y(x.size());
-  for (size_t i = 0; i < x.size(); ++i)
-    for (size_t j = 0; j < block; ++j) {
-      const double sign = std::popcount(i % block & j) % 2 ? -1 : 1;
-      y[i] += sign * x[i / block * block + j] / std::sqrt(double(block));
-    }
-  return y;
 }
 
 struct WriteCase {

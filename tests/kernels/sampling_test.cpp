@@ -44,13 +44,13 @@ struct Batch {
   Element element = Element::fp32;
   int vocab = 0;
   std::vector<std::vector<float>> logits;  // exactly representable in `element`
-  std::vector<SamplingParams> params;
+  std::vector<RowSampling> params;
   std::vector<int32_t> bias_tokens;
   std::vector<float> bias_values;
   std::vector<uint16_t> counts;  // [slots][count_stride(vocab)]
 
   int stride() const { return (vocab + 7) / 8 * 8 + 8; }
-  void add(std::vector<float> row, SamplingParams p, const std::map<int, float>& bias = {}) {
+  void add(std::vector<float> row, RowSampling p, const std::map<int, float>& bias = {}) {
     for (float& v : row)
       if (element != Element::fp32) v = float(decode(element, encode(element, v)));
     p.bias_begin = int(bias_tokens.size());
@@ -90,7 +90,7 @@ Output run(const Batch& b) {
   const int rows = int(b.params.size());
   DeviceVector<uint8_t> logits(packed_logits(b));
   DeviceVector<uint8_t> workspace(sampling_workspace_bytes(rows, b.vocab), 0xff);
-  DeviceVector<SamplingParams> params(b.params);
+  DeviceVector<RowSampling> params(b.params);
   DeviceVector<int32_t> bias_tokens(b.bias_tokens);
   DeviceVector<float> bias_values(b.bias_values);
   DeviceVector<uint16_t> counts(b.counts);
@@ -103,7 +103,7 @@ Output run(const Batch& b) {
   a.params = params.data(), a.bias_tokens = bias_tokens.data(), a.bias_values = bias_values.data();
   a.counts = b.counts.empty() ? nullptr : counts.data();
   a.any_truncates = a.any_top = false;
-  for (const SamplingParams& p : b.params) a.any_truncates |= p.truncates(), a.any_top |= p.num_top > 0;
+  for (const RowSampling& p : b.params) a.any_truncates |= p.truncates(), a.any_top |= p.num_top > 0;
   a.workspace = workspace.data();
   a.tokens = tokens.data(), a.status = status.data(), a.logprobs = logprobs.data();
   a.top_tokens = top_tokens.data(), a.top_logprobs = top_logprobs.data();
@@ -113,7 +113,7 @@ Output run(const Batch& b) {
 
 // z of every token of a row, before the cuts.
 std::vector<double> adjusted(const Batch& b, int r) {
-  const SamplingParams& p = b.params[r];
+  const RowSampling& p = b.params[r];
   std::vector<double> x(b.logits[r].begin(), b.logits[r].end());
   for (int i = p.bias_begin; i < p.bias_end; ++i) x[b.bias_tokens[i]] += b.bias_values[i];
   for (int i = 0; i < b.vocab && p.count_slot >= 0; ++i) {
@@ -128,7 +128,7 @@ std::vector<double> adjusted(const Batch& b, int r) {
 }
 
 // The least z that is kept; `slack` loosens (or, negative, tightens) what is decided by arithmetic.
-double cut_of(std::vector<double> z, const SamplingParams& p, double slack) {
+double cut_of(std::vector<double> z, const RowSampling& p, double slack) {
   std::sort(z.begin(), z.end(), std::greater<>());
   const double top = z[0], tie = slack * (1 + std::fabs(top));  // tokens so close may count as equal
   double cut = p.min_p > 0 ? top + std::log(double(p.min_p)) - tie : -INFINITY;
@@ -146,7 +146,7 @@ double cut_of(std::vector<double> z, const SamplingParams& p, double slack) {
   return cut;
 }
 
-double race_of(double z, const SamplingParams& p, int token) {
+double race_of(double z, const RowSampling& p, int token) {
   const uint32_t word = philox({uint32_t(token / 4), p.output_index, 0, 0},
                                {uint32_t(p.seed), uint32_t(p.seed >> 32)})[token % 4];
   const float v = std::min((float(word) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
@@ -155,7 +155,7 @@ double race_of(double z, const SamplingParams& p, int token) {
 
 // Is `token` a right answer? Where the definition's own margins are below the arithmetic's error, either is.
 testing::AssertionResult right_token(const Batch& b, int r, int token) {
-  const SamplingParams& p = b.params[r];
+  const RowSampling& p = b.params[r];
   const std::vector<double> z = adjusted(b, r);
   if (token < 0 || token >= b.vocab) return testing::AssertionFailure() << "token " << token;
   const double top = *std::max_element(z.begin(), z.end());
@@ -205,7 +205,7 @@ TEST(Sampling, GreedyTakesTheFirstLargest) {
     for (const int vocab : {1, 5, 4095, 4097, 32000, 151936}) {
       Batch b{e, vocab, {}, {}, {}, {}, {}};
       std::mt19937 rng(vocab);
-      SamplingParams p;
+      RowSampling p;
       p.temperature = 0;
       for (int r = 0; r < 5; ++r) {
         std::vector<float> row =
@@ -242,7 +242,7 @@ TEST_P(SamplingSweep, MatchesDefinition) {
   const float temperatures[] = {1, 0.7f, 0.1f, 2, 1.3f, 0.01f, 0};
   const int rows = vocab > 10000 ? 60 : 200;
   for (int r = 0; r < rows; ++r) {
-    SamplingParams p;
+    RowSampling p;
     p.seed = uint64_t(rng()) << 32 | rng(), p.output_index = rng() % 1000;
     p.temperature = temperatures[rng() % std::size(temperatures)];
     p.top_k = top_ks[rng() % std::size(top_ks)];
@@ -262,7 +262,7 @@ TEST_P(SamplingSweep, MatchesDefinition) {
   }
   const Output out = run(b);
   for (int r = 0; r < rows; ++r) {
-    const SamplingParams& p = b.params[r];
+    const RowSampling& p = b.params[r];
     ASSERT_EQ(out.status[r], SampleStatus::ok) << "row " << r;
     ASSERT_TRUE(right_token(b, r, out.tokens[r]))
         << "row " << r << " temperature " << p.temperature << " top_k " << p.top_k << " top_p " << p.top_p
@@ -288,7 +288,7 @@ TEST(Sampling, CutsInsideACrowd) {
   for (int r = 0; r < 12; ++r) {
     std::vector<float> row(b.vocab);
     for (float& v : row) v = r % 2 ? 2.0f : float(rng() % 100000) * 1e-7f;  // all equal; all within 0.01
-    SamplingParams p;
+    RowSampling p;
     p.seed = r, p.top_k = r % 3 ? 20000 : 0, p.top_p = r % 4 == 0 ? 0.3f : 0.8f;
     std::map<int, float> bias;
     if (r > 5) bias = {{17, -INFINITY}, {59999, 1}};
@@ -304,7 +304,7 @@ TEST(Sampling, TiesAtTheCutAreKeptTogether) {
   std::vector<float> row(b.vocab, -20.0f);
   row[9] = 1, row[100] = row[2000] = row[4095] = 0.5f, row[50] = 0.25f;
   for (int r = 0; r < 400; ++r) {
-    SamplingParams p;
+    RowSampling p;
     p.seed = r, p.top_k = 2;
     b.add(row, p);
   }
@@ -326,7 +326,7 @@ TEST(Sampling, TopKKeepsExactlyK) {
       for (int i = 0; i < ahead; ++i) row[i] = 1.2f + 1e-4f * float(i);
       for (int i = 0; i < 10; ++i) row[first + i] = 1 - 1e-3f * float(i);
       for (int r = 0; r < rows; ++r) {
-        SamplingParams p;
+        RowSampling p;
         p.seed = r + 1, p.top_k = k + ahead;
         b.add(row, p);
       }
@@ -345,7 +345,7 @@ TEST(Sampling, DrawsFollowTheDistribution) {
     const int draws = 40000;
     Batch b{Element::fp32, int(row.size()), {}, {}, {}, {}, {}};
     for (int i = 0; i < draws; ++i) {
-      SamplingParams p;
+      RowSampling p;
       p.seed = 0x1234567890abcdef + i / 8, p.output_index = i % 8, p.temperature = 1.25f;
       if (cuts) p.top_k = 9, p.top_p = 0.9f;
       b.add(row, p);
@@ -377,7 +377,7 @@ TEST(Sampling, ARowDoesNotDependOnItsBatch) {
   const int vocab = 20000;
   Batch all{Element::bf16, vocab, {}, {}, {}, {}, {}};
   for (int r = 0; r < 24; ++r) {
-    SamplingParams p;
+    RowSampling p;
     p.seed = 1000 + r, p.output_index = r, p.temperature = r % 5 == 0 ? 0 : 0.9f;
     p.top_k = r % 3 == 0 ? 50 : 0, p.top_p = r % 2 ? 0.9f : 1, p.num_top = r % 4 - 1;
     all.add(r % 2 ? peaked_row(rng, vocab) : normal_row(rng, vocab, 1), p,
@@ -404,7 +404,7 @@ TEST(Sampling, LogprobsAreRaw) {
     std::mt19937 rng(8);
     Batch b{element, vocab, {}, {}, {}, {}, {}};
     for (int r = 0; r < 8; ++r) {
-      SamplingParams p;
+      RowSampling p;
       p.seed = r, p.temperature = r % 2 ? 0.5f : 0, p.num_top = r == 7 ? -1 : r * 3 + (r == 6) * 2;  // up to 20
       p.top_k = r == 3 ? 5 : 0;
       std::vector<float> row = r % 2 ? peaked_row(rng, vocab) : normal_row(rng, vocab, 2);
@@ -414,7 +414,7 @@ TEST(Sampling, LogprobsAreRaw) {
     const Output out = run(b);
     for (int r = 0; r < 8; ++r) {
       SCOPED_TRACE("row " + std::to_string(r) + " vocab " + std::to_string(vocab));
-      const SamplingParams& p = b.params[r];
+      const RowSampling& p = b.params[r];
       const std::vector<float>& raw = b.logits[r];
       double sum = 0;
       for (float v : raw) sum += std::exp(double(v));
@@ -448,7 +448,7 @@ TEST(Sampling, BrokenRowsAreFlaggedAndTheOthersAreNot) {
   const int vocab = 9000;
   for (const bool cuts : {false, true}) {
     Batch b{Element::fp32, vocab, {}, {}, {}, {}, {}};
-    SamplingParams p;
+    RowSampling p;
     p.num_top = 2, p.temperature = 0.8f;
     if (cuts) p.top_k = 10, p.top_p = 0.9f, p.min_p = 0.01f;
     for (int r = 0; r < 6; ++r) {
@@ -481,7 +481,7 @@ TEST(Sampling, ManyRowsOfALargeVocabulary) {
   Batch b{Element::bf16, 151936, {}, {}, {}, {}, {}};
   const std::vector<float> shared = normal_row(rng, b.vocab, 1);
   for (int r = 0; r < 24; ++r) {
-    SamplingParams p;
+    RowSampling p;
     p.seed = 77 + r, p.temperature = r % 3 ? 1.0f : 0.6f, p.top_k = r % 2 ? 20 : 0,
     p.top_p = r % 4 > 1 ? 0.95f : 1;
     b.add(shared, p);

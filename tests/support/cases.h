@@ -19,7 +19,7 @@ struct SeqCase {
   std::vector<int> base_pairs = {};  // pairs that are BASE; each is complete
 };
 
-enum class Values { normal, outlier_keys, one_hot, flat, tiny, huge, rising };
+enum class Values { normal, outlier_keys, one_hot, flat, tiny, huge, rising, zero };
 
 struct AttnCase {
   std::string name;
@@ -28,7 +28,8 @@ struct AttnCase {
   Values values = Values::normal;
   BaseFormat format = BaseFormat::fixed8;
   int layers = 2, layer = 1;
-  int spare_pages = 3;  // pages of the pool that nobody uses; they stay poison
+  int spare_pages = 3;               // pages of the pool that nobody uses; they stay poison
+  int min_pages = 0, min_pairs = 0;  // of the pool and of a row of the tables, for cases that share buffers
 };
 
 inline std::vector<int> pair_range(int first, int count) {
@@ -80,9 +81,24 @@ inline std::vector<AttnCase> named_cases() {
       {"values_huge", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::huge},
       {"values_one_hot_native", 128, 8, 2, {{1, 400}, {1, 700}}, Values::one_hot},
       {"values_rising", 128, 8, 2, {{1, 400}}, Values::rising},
+      {"values_zero", 128, 8, 2, {{1, 400}}, Values::zero},
+      {"values_zero_base", 128, 8, 2, {{1, 400, {0, 1, 2}}}, Values::zero},
       {"values_rising_base", 128, 8, 2, {{1, 400, pair_range(1, 6)}}, Values::rising},
       {"prefill_rising", 128, 8, 2, {{40, 700}}, Values::rising},
       {"base_long_mixed", 64, 4, 2, {{1, 3000, every_third(93)}}},
+      // The planner reads tables of this width with more than one CTA.
+      {"base_wide_tables",
+       64,
+       4,
+       2,
+       {{1, 700, every_third(20)}, {1, 500, pair_range(3, 7)}, {1, 90}},
+       Values::normal,
+       BaseFormat::fixed8,
+       2,
+       1,
+       3,
+       0,
+       9000},
       {"padded_sequences", 128, 8, 2, {{1, 0}, {1, 100}, {0, 0}, {1, 50}, {1, 0}, {0, 64}}},
       {"prefill_whole", 128, 8, 2, {{48, 48}}},
       {"prefill_one_block", 128, 4, 1, {{16, 16}}},
@@ -125,7 +141,8 @@ class CaseBuilder {
       pages += (s.kv_len + kBlockTokens - 1) / kBlockTokens;
       in.max_pairs = std::max(in.max_pairs, (s.kv_len + kPairTokens - 1) / kPairTokens);
     }
-    in.max_pairs += 2;  // entries that no kernel may follow
+    in.max_pairs = std::max(in.max_pairs + 2, case_.min_pairs);  // entries that no kernel may follow
+    pages = std::max(pages, case_.min_pages);
     in.shape = {case_.layers, pages, case_.kv_heads, case_.head_dim};
     in.layer = case_.layer;
     in.heads = case_.heads;
@@ -164,6 +181,8 @@ class CaseBuilder {
       // Scores grow along the sequence far beyond what went before: every rescaling of sums matters.
       case Values::rising:
         return normal() * (part == kKey ? 1 + rise_ * 0.02 : 1);
+      case Values::zero:  // no word of a result may be taken for one that is not there yet
+        return part == kKey ? normal() : 0;
       case Values::outlier_keys:
         return normal() * (part == kKey && dim % 37 == 3 ? 80 : 1);
       case Values::flat:

@@ -10,6 +10,7 @@ namespace ekv::test {
 void* device_alloc(size_t bytes);  // aligned to 256 bytes
 void device_free(void* p);
 bool device_has(size_t bytes);  // room for so much, without strain
+int long_run(int rounds);       // of a long test: fewer where plain loops compute
 void copy_to_device(void* to, const void* from, size_t bytes);
 void copy_to_host(void* to, const void* from, size_t bytes);  // after all launched work
 

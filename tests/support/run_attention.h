@@ -47,6 +47,11 @@ struct AttnOutput {
 
 AttnOutput run_attention(const AttnInput& in, const AttnRun& run);
 
+// One step, captured once for the largest batch and replayed for each of `inputs` in the same memory. They have
+// shape, heads, format, number of sequences and width of the tables in common. The outputs have the rows of the
+// largest; those that a batch does not have stay untouched.
+std::vector<AttnOutput> run_attention_replayed(const std::vector<AttnInput>& inputs, const AttnRun& run);
+
 // For the test log.
 std::string attention_target();
 

@@ -1,5 +1,6 @@
 // run_cpu.cpp -- attention over pages with plain loops: the twin that CI runs where there is no GPU.
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -76,6 +77,21 @@ AttnOutput run_attention(const AttnInput& in, const AttnRun&) {
     }
   }
   return result;
+}
+
+std::vector<AttnOutput> run_attention_replayed(const std::vector<AttnInput>& inputs, const AttnRun& run) {
+  size_t values = 0, rows = 0;
+  for (const AttnInput& in : inputs) {
+    values = std::max(values, in.q.size());
+    rows = std::max(rows, size_t(in.rows()) * in.heads);
+  }
+  std::vector<AttnOutput> results;
+  for (const AttnInput& in : inputs) {
+    results.push_back(run_attention(in, run));
+    results.back().out.resize(values, kUntouched);
+    results.back().lse.resize(rows, NAN);
+  }
+  return results;
 }
 
 std::string attention_target() { return "cpu"; }

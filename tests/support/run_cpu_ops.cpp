@@ -20,6 +20,7 @@ namespace ekv::test {
 void* device_alloc(size_t bytes) { return std::aligned_alloc(256, (bytes / 256 + 1) * 256); }
 void device_free(void* p) { std::free(p); }
 bool device_has(size_t bytes) { return bytes < size_t(1) << 30; }  // CI machines are small
+int long_run(int rounds) { return rounds / 50; }
 void copy_to_device(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void copy_to_host(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
@@ -278,7 +279,7 @@ std::array<uint32_t, 4> philox(uint64_t seed, uint32_t c0, uint32_t c1) {
 }
 
 // z of the contract for every token of a row.
-std::vector<float> adjusted(const SampleArgs& a, const SamplingParams& p, std::vector<float> x) {
+std::vector<float> adjusted(const SampleArgs& a, const RowSampling& p, std::vector<float> x) {
   for (int i = p.bias_begin; i < p.bias_end; ++i) x[a.bias_tokens[i]] += a.bias_values[i];
   if (p.count_slot >= 0 && a.counts)
     for (int i = 0; i < a.vocab; ++i) {
@@ -294,7 +295,7 @@ std::vector<float> adjusted(const SampleArgs& a, const SamplingParams& p, std::v
 }
 
 // The least z that survives min-p, top-k and top-p.
-float cut_of(const std::vector<float>& z, const SamplingParams& p) {
+float cut_of(const std::vector<float>& z, const RowSampling& p) {
   std::vector<float> kept = z;
   std::sort(kept.begin(), kept.end(), std::greater<>());
   float cut = p.min_p > 0 ? kept[0] + std::log(p.min_p) : -INFINITY;
@@ -311,7 +312,7 @@ float cut_of(const std::vector<float>& z, const SamplingParams& p) {
   return kept.back();
 }
 
-int draw(const std::vector<float>& z, const SamplingParams& p) {
+int draw(const std::vector<float>& z, const RowSampling& p) {
   const float cut = cut_of(z, p);
   int best = -1;
   float best_race = -INFINITY;
@@ -325,7 +326,7 @@ int draw(const std::vector<float>& z, const SamplingParams& p) {
   return best;
 }
 
-void write_logprobs(const SampleArgs& a, const SamplingParams& p, const std::vector<float>& raw, int r) {
+void write_logprobs(const SampleArgs& a, const RowSampling& p, const std::vector<float>& raw, int r) {
   double sum = 0;
   const double top = *std::max_element(raw.begin(), raw.end());
   for (float v : raw) sum += std::exp(v - top);
@@ -348,7 +349,7 @@ size_t sampling_workspace_bytes(int, int) { return 256; }
 
 void launch_sample(const SampleArgs& a, cudaStream_t) {
   for (int r = 0; r < a.num_rows; ++r) {
-    const SamplingParams& p = a.params[r];
+    const RowSampling& p = a.params[r];
     std::vector<float> raw(a.vocab);
     for (int i = 0; i < a.vocab; ++i) raw[i] = load(a.logits, a.element, size_t(r) * a.row_stride + i);
     const bool finite = std::all_of(raw.begin(), raw.end(), [](float v) { return v < INFINITY; });

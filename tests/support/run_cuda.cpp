@@ -14,17 +14,6 @@
 namespace ekv::test {
 namespace {
 
-// The pool with only the listed pages in it; everything else is poison.
-DeviceArray<uint8_t> upload_pool(const AttnInput& in) {
-  const KvShape& s = in.shape;
-  DeviceArray<uint8_t> pool(s.page_bytes() * s.pages);
-  cuda_check(cudaMemset(pool.data(), kPoison, pool.size()));
-  for (const auto& [page, bytes] : in.pages)
-    cuda_check(cudaMemcpy(pool.data() + s.slot_at(in.layer, page, 0), bytes.data(), bytes.size(),
-                          cudaMemcpyHostToDevice));
-  return pool;
-}
-
 KvPath kv_path(Path path) {
   return path == Path::native       ? KvPath::native
          : path == Path::structured ? KvPath::structured
@@ -38,66 +27,139 @@ int multiprocessors() {
   return count;
 }
 
+size_t most(const std::vector<AttnInput>& inputs, auto size) {
+  size_t n = 0;
+  for (const AttnInput& in : inputs) n = std::max(n, size_t(size(in)));
+  return n;
+}
+
+// Device memory for one batch after another, and the launches of a step on it.
+class AttnDevice {
+ public:
+  AttnDevice(const std::vector<AttnInput>& inputs, const AttnRun& run)
+      : run_(run),
+        rows_(most(inputs, [](const AttnInput& in) { return in.rows(); })),
+        pool_(inputs[0].shape.page_bytes() * inputs[0].shape.pages),
+        q_(most(inputs, [](const AttnInput& in) { return in.q.size(); })),
+        out_(q_.size()),
+        lse_(rows_ * inputs[0].heads),
+        tables_(inputs[0].tables.size()),
+        q_start_(inputs[0].q_start.size()),
+        kv_len_(inputs[0].kv_len.size()) {
+    const AttnInput& in = inputs[0];
+    args_.shape = in.shape;
+    args_.layer = in.layer;
+    args_.heads = in.heads;
+    args_.num_seqs = in.num_seqs();
+    args_.max_pairs = in.max_pairs;
+    args_.rows = int(rows_);
+    args_.scale = in.scale;
+    args_.format = in.format;
+    args_.q = q_.data();
+    args_.out = out_.data();
+    args_.lse = lse_.data();
+    args_.pool = pool_.data();
+    args_.tables = tables_.data();
+    args_.q_start = q_start_.data();
+    args_.kv_len = kv_len_.data();
+    const int num_ctas = run.num_ctas ? std::min(run.num_ctas, multiprocessors()) : multiprocessors();
+    decode_ = decode_workspace(in.shape, in.heads, in.num_seqs(), in.max_pairs, num_ctas);
+    decode_.memory = take(decode_.bytes, 0);
+    const int base_pairs = int(most(inputs, [](const AttnInput& i) {
+      return std::count_if(i.tables.begin(), i.tables.end(), [](PairEntry e) { return e.is_base(); });
+    }));
+    prefill_ = prefill_workspace(in.shape, in.heads, int(rows_), in.num_seqs(), in.max_pairs, base_pairs);
+    prefill_.memory = take(prefill_.bytes, kPoison);
+  }
+
+  // The pool gets the listed pages; everything else in it is poison.
+  void upload(const AttnInput& in) {
+    const KvShape& s = in.shape;
+    cuda_check(cudaMemset(pool_.data(), kPoison, pool_.size()));
+    for (const auto& [page, bytes] : in.pages)
+      cuda_check(cudaMemcpy(pool_.data() + s.slot_at(in.layer, page, 0), bytes.data(), bytes.size(),
+                            cudaMemcpyHostToDevice));
+    q_.upload(in.q);
+    tables_.upload(in.tables);
+    q_start_.upload(in.q_start);
+    kv_len_.upload(in.kv_len);
+    clear_output();
+  }
+  void clear_output() {
+    out_.upload(std::vector<uint16_t>(out_.size(), kUntouched));
+    lse_.upload(std::vector<float>(lse_.size(), NAN));
+  }
+  void plan(cudaStream_t stream) const {
+    launch_decode_plan(args_, kv_path(run_.path), decode_, stream);
+    launch_prefill_plan(args_, prefill_, stream);
+  }
+  void attend(cudaStream_t stream) const {
+    launch_decode(args_, kv_path(run_.path), decode_, stream);
+    launch_prefill(args_, kv_path(run_.path), prefill_, stream,
+                   run_.plain_mma ? MatrixUnit::mma : MatrixUnit::wgmma);
+  }
+  AttnOutput download() const { return {out_.download(), lse_.download()}; }
+
+ private:
+  uint8_t* take(size_t bytes, int value) {
+    memory_.emplace_back(bytes);
+    cuda_check(cudaMemset(memory_.back().data(), value, bytes));
+    return memory_.back().data();
+  }
+
+  AttnRun run_;
+  size_t rows_;
+  DeviceArray<uint8_t> pool_;
+  DeviceArray<uint16_t> q_, out_;
+  DeviceArray<float> lse_;
+  DeviceArray<PairEntry> tables_;
+  DeviceArray<int32_t> q_start_, kv_len_;
+  std::vector<DeviceArray<uint8_t>> memory_;
+  AttnArgs args_;
+  DecodeWorkspace decode_;
+  PrefillWorkspace prefill_;
+};
+
 }  // namespace
 
 AttnOutput run_attention(const AttnInput& in, const AttnRun& run) {
-  const DeviceArray<uint8_t> pool = upload_pool(in);
-  const DeviceArray<uint16_t> q(in.q);
-  const DeviceArray<PairEntry> tables(in.tables);
-  const DeviceArray<int32_t> q_start(in.q_start), kv_len(in.kv_len);
+  AttnDevice device({in}, run);
+  device.upload(in);
+  device.plan(nullptr);
   AttnOutput result;
-  result.out.assign(in.q.size(), kUntouched);
-  result.lse.assign(size_t(in.rows()) * in.heads, NAN);
-  const std::vector<uint16_t> untouched_out = result.out;
-  const std::vector<float> untouched_lse = result.lse;
-  DeviceArray<uint16_t> out(untouched_out);
-  DeviceArray<float> lse(untouched_lse);
-
-  AttnArgs args;
-  args.shape = in.shape;
-  args.layer = in.layer;
-  args.heads = in.heads;
-  args.num_seqs = in.num_seqs();
-  args.max_pairs = in.max_pairs;
-  args.rows = in.rows();
-  args.scale = in.scale;
-  args.format = in.format;
-  args.q = q.data();
-  args.out = out.data();
-  args.lse = lse.data();
-  args.pool = pool.data();
-  args.tables = tables.data();
-  args.q_start = q_start.data();
-  args.kv_len = kv_len.data();
-
-  DecodeWorkspace w =
-      decode_workspace(in.shape, in.heads, in.num_seqs(), in.max_pairs,
-                       run.num_ctas ? std::min(run.num_ctas, multiprocessors()) : multiprocessors());
-  DeviceArray<uint8_t> memory(w.bytes);
-  cuda_check(cudaMemset(memory.data(), 0, memory.size()));
-  w.memory = memory.data();
-  int base_pairs = 0;
-  for (const PairEntry& e : in.tables) base_pairs += e.is_base();
-  PrefillWorkspace pw =
-      prefill_workspace(in.shape, in.heads, in.rows(), in.num_seqs(), in.max_pairs, base_pairs);
-  DeviceArray<uint8_t> prefill_memory(pw.bytes);
-  cuda_check(cudaMemset(prefill_memory.data(), kPoison, prefill_memory.size()));
-  pw.memory = prefill_memory.data();
-
-  const KvPath path = kv_path(run.path);
-  launch_decode_plan(args, path, w, nullptr);
-  launch_prefill_plan(args, pw, nullptr);
   for (int i = 0; i < run.repeats; ++i) {
-    out.upload(untouched_out);
-    lse.upload(untouched_lse);
-    launch_decode(args, path, w, nullptr);
-    launch_prefill(args, path, pw, nullptr, run.plain_mma ? MatrixUnit::mma : MatrixUnit::wgmma);
-    const std::vector<uint16_t> got = out.download();
-    if (i > 0 && got != result.out) result.repeats_equal = false;
-    result.out = got;
-    result.lse = lse.download();
+    device.clear_output();
+    device.attend(nullptr);
+    AttnOutput got = device.download();
+    got.repeats_equal = i == 0 || (result.repeats_equal && got.out == result.out);
+    result = std::move(got);
   }
   return result;
+}
+
+std::vector<AttnOutput> run_attention_replayed(const std::vector<AttnInput>& inputs, const AttnRun& run) {
+  AttnDevice device(inputs, run);
+  device.upload(inputs[0]);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cuda_check(cudaStreamCreate(&stream));
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  device.plan(stream);
+  device.attend(stream);
+  cuda_check(cudaStreamEndCapture(stream, &graph));
+  cuda_check(cudaGraphInstantiate(&exec, graph, 0));
+  std::vector<AttnOutput> results;
+  for (const AttnInput& in : inputs) {
+    device.upload(in);
+    cuda_check(cudaGraphLaunch(exec, stream));
+    cuda_check(cudaStreamSynchronize(stream));
+    results.push_back(device.download());
+  }
+  cuda_check(cudaGraphExecDestroy(exec));
+  cuda_check(cudaGraphDestroy(graph));
+  cuda_check(cudaStreamDestroy(stream));
+  return results;
 }
 
 std::string attention_target() {

@@ -17,6 +17,7 @@ bool device_has(size_t bytes) {
   cuda_check(cudaMemGetInfo(&available, &total));
   return available > bytes + bytes / 4;
 }
+int long_run(int rounds) { return rounds; }
 void copy_to_device(void* to, const void* from, size_t bytes) {
   cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
 }

@@ -186,6 +186,21 @@ TEST_F(OffloadManager, AWaitingSequenceFindsOnTheHostWhatTheDeviceHasForgotten) 
   EXPECT_EQ(kv->lookup(scored).num_loadable, 0);
 }
 
+// A pair is known by all that stands before it: the host has tokens 1 to 32 as the beginning of something else.
+TEST_F(OffloadManager, WhatFollowsAGapIsNotFound) {
+  start(20, 1);
+  run(add(40, 1));
+  commit({});
+  Sequence& gap = add(40, 101);
+  run(gap);
+  EXPECT_EQ(kv->num_skipped_stores(), 1);
+  end_copies();
+  Sequence& both = add(32, 101);
+  for (int i = 0; i < 40; ++i) both.tokens.push_back(1 + i);
+  EXPECT_EQ(kv->lookup(both).num_tokens, 32);
+  EXPECT_EQ(kv->lookup(both).num_loadable, 0);
+}
+
 TEST_F(OffloadManager, ASaltSeparatesWhatTheHostHolds) {
   start(20, 40, false);
   const auto salted = [](Sequence& s, const char* salt) -> Sequence& {

@@ -132,6 +132,11 @@ TEST(Replay, PoliciesDoWhatTheyAreFor) {
   EXPECT_GT(target_only.result["preemptions"], 0);
   EXPECT_EQ(target_only.result["base_exposure"], 0.0);
   EXPECT_LT(elastic.result["preemptions"], target_only.result["preemptions"]);
+  // Preempted requests come back from the host instead of being computed again.
+  const Ran offload = run_json(kTrace + kTight + std::vector<std::string>{"--kv-policy", "exact-offload"});
+  EXPECT_GT(offload.result["preemptions"], 0);
+  EXPECT_LT(offload.result["recomputed_tokens"].get<int64_t>(),
+            target_only.result["recomputed_tokens"].get<int64_t>() / 2);
   // The host budget binds: without room for low bytes nothing is demoted, and the run is the other's, step by
   // step.
   const Ran no_host =

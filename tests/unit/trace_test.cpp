@@ -1,15 +1,13 @@
-// Every format with its faults, the options, and the published traces against their published totals.
+// Every format with its faults, and the options.
 #include "bench/trace.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <set>
 
 #include "bench/random.h"
-#include "util/files.h"
 
 namespace ekv {
 namespace {
@@ -510,108 +508,6 @@ TEST(ServeGenTrace, RefusesBrokenFilesByLine) {
   EXPECT_NE(refused(kClient, R"({"0": {"input_tokens": "{1: x}", "output_tokens": "{}"}})")
                 .find("\"1: x\" is no length"),
             std::string::npos);
-}
-
-// ---- Published files ----
-
-class PublishedTrace : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::is_directory(EKV_TRACES)) GTEST_SKIP() << EKV_TRACES << " is not here";
-  }
-  static Trace load(const std::string& file, const TraceOptions& options = {}) {
-    auto trace = load_trace(std::filesystem::path(EKV_TRACES) / file, options);
-    EXPECT_TRUE(trace) << message_of(trace);
-    return trace ? *std::move(trace) : Trace{};
-  }
-};
-
-TEST_F(PublishedTrace, MooncakeWindowsHaveTheirRecordedTotals) {
-  std::ifstream windows(std::string(EKV_TRACES) + "/mooncake/windows.csv");
-  std::string line;
-  ASSERT_TRUE(std::getline(windows, line));
-  int num_windows = 0;
-  while (std::getline(windows, line)) {
-    SCOPED_TRACE(line);
-    char name[8];
-    long long start, end, first_line, last_line, requests, input, output, ids;
-    ASSERT_EQ(std::sscanf(line.c_str(), "%7[^,],%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld", name, &start, &end,
-                          &first_line, &last_line, &requests, &input, &output, &ids),
-              9);
-    const Trace trace = load("mooncake/conversation_trace.jsonl", with_window(double(start), double(end)));
-    EXPECT_EQ(int64_t(trace.requests.size()), requests);
-    EXPECT_EQ(trace.input_tokens(), input);
-    EXPECT_EQ(trace.output_tokens(), output);
-    EXPECT_EQ(trace.requests.front().line, first_line);
-    EXPECT_EQ(trace.requests.back().line, last_line);
-    EXPECT_EQ(trace.num_faults(), 0);
-    EXPECT_EQ(trace.num_lines, 12'031);
-    std::set<int64_t> distinct;
-    for (const TraceRequest& r : trace.requests) distinct.insert(r.hash_ids.begin(), r.hash_ids.end());
-    EXPECT_EQ(int64_t(distinct.size()), ids);
-    ++num_windows;
-  }
-  EXPECT_EQ(num_windows, 6);
-}
-
-TEST_F(PublishedTrace, WholeFilesHaveTheirPublishedTotals) {
-  const struct {
-    const char* file;
-    int64_t requests, input, output, last_ms;
-    int longest;
-  } kFiles[] = {{"mooncake/conversation_trace.jsonl", 12'031, 144'793'823, 4'122'048, 3'536'999, 126'195},
-                {"mooncake/synthetic_trace.jsonl", 3'993, 61'194'628, 595'432, 1'022'025, 191'378}};
-  for (const auto& want : kFiles) {
-    SCOPED_TRACE(want.file);
-    const Trace trace = load(want.file);
-    EXPECT_EQ(int64_t(trace.requests.size()), want.requests);
-    EXPECT_EQ(trace.input_tokens(), want.input);
-    EXPECT_EQ(trace.output_tokens(), want.output);
-    EXPECT_EQ(trace.requests.back().arrival_us, want.last_ms * 1000);
-    const auto shorter = [](const TraceRequest& a, const TraceRequest& b) {
-      return a.input_tokens < b.input_tokens;
-    };
-    EXPECT_EQ(std::max_element(trace.requests.begin(), trace.requests.end(), shorter)->input_tokens,
-              want.longest);
-  }
-}
-
-TEST_F(PublishedTrace, AzureFilesAreReadWhole) {
-  const Trace chat = load("azure-2023/AzureLLMInferenceTrace_conv.csv");
-  EXPECT_EQ(chat.requests.size(), 19'366u);
-  EXPECT_EQ(chat.num_faults(), 0);
-  EXPECT_EQ(chat.input_tokens() / 19'366, 1154);  // mean 1,154.7
-  EXPECT_EQ(chat.output_tokens() / 19'366, 211);
-  EXPECT_EQ(chat.requests[1].arrival_us, 4'314'579);
-  const Trace code = load("azure-2023/AzureLLMInferenceTrace_code.csv");
-  EXPECT_EQ(code.requests.size(), 8'819u);
-  EXPECT_EQ(code.requests.back().input_tokens, 549);
-}
-
-TEST_F(PublishedTrace, LengthsAreSampledAtARate) {
-  TraceOptions options;
-  options.rate = 22;
-  options.limit = 5000;
-  options.filter = {4, 1024, 2048};
-  const Trace share = load("lengths/sharegpt_v3_first_turn_lengths.csv", options);
-  EXPECT_EQ(share.requests.size(), 5000u);
-  EXPECT_EQ(share.num_lines, 12'001);
-  EXPECT_EQ(skipped(share, "not in the sample"), 10'640 - 5000);  // rows left by the filter
-  EXPECT_EQ(share.num_faults(), 0);
-  EXPECT_EQ(load("lengths/arxiv_summarization_llama2_lengths.csv").num_faults(), 0);
-  const Trace timed = load("lengths/sharegpt_llama31_300_lengths.csv");
-  EXPECT_EQ(timed.requests.size(), 300u);
-  EXPECT_EQ(timed.requests[0].arrival_us, 46'927);
-}
-
-TEST_F(PublishedTrace, ServeGenClientsAndFoldersAreDrawn) {
-  const Trace client = load("servegen/reason/deepseek-r1/chunk-35-trace.csv", with_window(1200, 4200));
-  EXPECT_NEAR(double(client.requests.size()) / 3000, 11.5, 0.3);
-  const Trace folder = load("servegen/reason/deepseek-r1", with_window(7200, 7800));
-  EXPECT_GT(folder.requests.size(), 10'000u);
-  EXPECT_TRUE(
-      std::is_sorted(folder.requests.begin(), folder.requests.end(),
-                     [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_us < b.arrival_us; }));
 }
 
 TEST(TraceFile, ThatIsMissingIsNamed) {
