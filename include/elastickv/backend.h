@@ -103,7 +103,8 @@ struct CudaOptions {
 // throws CudaError (kernels/cuda_check.h) when it loses its device.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const Model& model, const EngineConfig& config,
                                                    const CudaOptions& options);
-bool cuda_available();  // this build has CUDA, and there is a GPU
+constexpr int kMaxCudaLogprobs = 20;  // SampleRow::num_logprobs at most
+bool cuda_available();                // this build has CUDA, and there is a GPU
 // What the KV pool may take on the first GPU when `utilization` of its memory may be used by everything
 // together.
 Result<size_t> cuda_pool_bytes(const ModelConfig& model, const EngineConfig& config, double utilization);

@@ -12,16 +12,24 @@ namespace ekv {
 namespace {
 
 using test::half_bits;
-using test::half_value;
+
+float half_value(uint16_t bits) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all;
+    for (int i = 0; i < 1 << 16; ++i) all.push_back(float(test::half_value(uint16_t(i))));
+    return all;
+  }();
+  return values[bits];
+}
 
 float read_value(const AttnArgs& a, const PairEntry& entry, const uint8_t* slot, int part, int token, int dim) {
   const KvShape& s = a.shape;
   if (!entry.is_base()) {
     const uint8_t* bytes = slot + s.target_at(part, token % kBlockTokens, dim);
-    return float(half_value(uint16_t(bytes[0] | bytes[1] << 8)));
+    return half_value(uint16_t(bytes[0] | bytes[1] << 8));
   }
   const uint8_t byte = slot[s.base_at(part, token % kPairTokens, dim)];
-  if (a.format == BaseFormat::e5m2) return float(half_value(uint16_t(byte << 8 | e5m2::kFill)));
+  if (a.format == BaseFormat::e5m2) return half_value(uint16_t(byte << 8 | e5m2::kFill));
   const int k = int8_t(slot[s.exponent_at(part, token % kPairTokens)]);
   return int8_t(byte) * fixed8::power_of_two(k - 7);
 }
@@ -29,6 +37,7 @@ float read_value(const AttnArgs& a, const PairEntry& entry, const uint8_t* slot,
 // K or V of one sequence and KV head: [kv_len][head_dim].
 std::vector<float> read_part(const AttnArgs& a, int seq, int head, int part, KvPath path) {
   std::vector<float> x;
+  x.reserve(size_t(a.kv_len[seq]) * size_t(a.shape.head_dim));
   for (int token = 0; token < a.kv_len[seq]; ++token) {
     const PairEntry entry = a.tables[size_t(seq) * size_t(a.max_pairs) + size_t(token / kPairTokens)];
     EKV_CHECK(!entry.is_base() || path != KvPath::native, "the native path reads no BASE pair");
@@ -45,7 +54,7 @@ void attend(const AttnArgs& a, size_t at, int visible, const std::vector<float>&
             const std::vector<float>& v) {
   const size_t dim = size_t(a.shape.head_dim);
   std::vector<float> q(dim), acc(dim, 0.0f), score(static_cast<size_t>(visible));
-  for (size_t d = 0; d < dim; ++d) q[d] = float(half_value(a.q[at * dim + d]));
+  for (size_t d = 0; d < dim; ++d) q[d] = half_value(a.q[at * dim + d]);
   float top = -INFINITY, sum = 0;
   for (size_t token = 0; token < score.size(); ++token) {
     for (size_t d = 0; d < dim; ++d) score[token] += q[d] * k[token * dim + d];
