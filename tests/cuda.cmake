@@ -5,7 +5,7 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 list(TRANSFORM EKV_CUDA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE sources)
 ekv_library(ekv_cuda_on_host ${sources} support/host_cuda.cpp support/host_gemm.cpp support/host_attention.cpp
-            support/run_cpu_ops.cpp)
+            support/host_ops.cpp)
 target_include_directories(ekv_cuda_on_host PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/tests
                                                    ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(ekv_cuda_on_host PUBLIC ekv_cpu ekv_model ekv_base)
@@ -18,4 +18,5 @@ function(ekv_cuda_test name)
 endfunction()
 
 ekv_cuda_test(cuda_golden_test SOURCES golden/golden_test.cpp)
+ekv_cuda_test(cuda_backend_test SOURCES property/cuda_backend_test.cpp)
 set_tests_properties(cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)

@@ -7,6 +7,7 @@
 #include "elastickv/base.h"
 #include "kernels/attention.h"
 #include "tests/support/half.h"
+#include "tests/support/host_cuda.h"
 
 namespace ekv {
 namespace {
@@ -94,15 +95,18 @@ PrefillWorkspace prefill_workspace(const KvShape& shape, int heads, int max_rows
 }
 
 // Plans leave their number of sequences, so that a launch without its plan is seen.
-void launch_decode_plan(const AttnArgs& args, KvPath, const DecodeWorkspace& w, cudaStream_t) {
+void launch_decode_plan(const AttnArgs& args, KvPath, const DecodeWorkspace& w, cudaStream_t stream) {
+  test::run_stream(stream);
   EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs, "batch larger than its workspace");
   *reinterpret_cast<const PairEntry**>(w.memory) = args.tables;
 }
-void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t) {
+void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
+  test::run_stream(stream);
   EKV_CHECK(*reinterpret_cast<const PairEntry**>(w.memory) == args.tables, "a decode without its plan");
   attend_sequences(args, path, true);
 }
-void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaStream_t) {
+void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaStream_t stream) {
+  test::run_stream(stream);
   EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs && args.rows <= w.max_rows,
             "batch larger than its workspace");
   int base_pairs = 0;
@@ -113,7 +117,9 @@ void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaSt
   EKV_CHECK(base_pairs <= w.scratch_pairs, "more BASE pairs than the scratch of prefill has room for");
   *reinterpret_cast<const PairEntry**>(w.memory) = args.tables;
 }
-void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& w, cudaStream_t, MatrixUnit) {
+void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& w, cudaStream_t stream,
+                    MatrixUnit) {
+  test::run_stream(stream);
   EKV_CHECK(*reinterpret_cast<const PairEntry**>(w.memory) == args.tables, "a prefill without its plan");
   attend_sequences(args, path, false);
 }

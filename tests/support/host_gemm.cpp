@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu_gemm.h"
 #include "backend/cuda/cuda_gemm.h"
+#include "tests/support/host_cuda.h"
 
 namespace ekv {
 namespace {
@@ -15,7 +16,8 @@ class HostGemm : public CudaGemm {
  public:
   explicit HostGemm(std::span<const GemmShape> shapes) : shapes_(shapes.begin(), shapes.end()) {}
 
-  void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t) override {
+  void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
+    test::run_stream(stream);
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
     const PackedMatrix& matrix = packed(s, w);

@@ -106,6 +106,8 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
   output_.rows.reserve(size_t(sizes.max_samples));
 }
 
+CudaBackend::~CudaBackend() { cuda_warn(cudaDeviceSynchronize()); }
+
 void CudaBackend::submit(const StepInput& input) {
   step_.clear(), results_.clear();
   sample_rows_ = input.sample_rows;

@@ -18,6 +18,7 @@ class CudaBackend : public Backend {
   // Errors: the model, the settings or the device's memory do not fit.
   static Result<std::unique_ptr<CudaBackend>> make(const Model& model, const EngineConfig& config,
                                                    const CudaOptions& options);
+  ~CudaBackend() override;  // waits for the device, which may still read what goes away
 
   const BackendInfo& info() const override { return info_; }
   void submit(const StepInput& input) override;
