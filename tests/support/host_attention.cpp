@@ -94,34 +94,46 @@ PrefillWorkspace prefill_workspace(const KvShape& shape, int heads, int max_rows
   return {nullptr, 1024, max_rows, max_seqs, max_pairs, scratch_pairs, shape.kv_heads, heads, shape.head_dim};
 }
 
-// Plans leave their number of sequences, so that a launch without its plan is seen.
-void launch_decode_plan(const AttnArgs& args, KvPath, const DecodeWorkspace& w, cudaStream_t stream) {
-  test::run_stream(stream);
-  EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs, "batch larger than its workspace");
-  *reinterpret_cast<const PairEntry**>(w.memory) = args.tables;
+namespace {
+
+// A plan leaves the table that it was made for, so that a launch without its plan is seen.
+void plan(const AttnArgs& args, uint8_t* memory, cudaStream_t stream) {
+  test::enqueue(stream, [=] { *reinterpret_cast<const PairEntry**>(memory) = args.tables; });
 }
-void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
-  test::run_stream(stream);
-  EKV_CHECK(*reinterpret_cast<const PairEntry**>(w.memory) == args.tables, "a decode without its plan");
-  attend_sequences(args, path, true);
+void attend_planned(const AttnArgs& args, KvPath path, bool decodes, uint8_t* memory, cudaStream_t stream) {
+  test::enqueue(stream, [=] {
+    EKV_CHECK(*reinterpret_cast<const PairEntry**>(memory) == args.tables, "a launch without its plan");
+    attend_sequences(args, path, decodes);
+  });
 }
-void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaStream_t stream) {
-  test::run_stream(stream);
-  EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs && args.rows <= w.max_rows,
-            "batch larger than its workspace");
+
+void check_scratch(const AttnArgs& args, int scratch_pairs) {
   int base_pairs = 0;
   for (int seq = 0; seq < args.num_seqs; ++seq)
     if (args.q_start[seq + 1] - args.q_start[seq] > 1)
       for (int pair = 0; pair * kPairTokens < args.kv_len[seq]; ++pair)
         base_pairs += args.tables[size_t(seq) * size_t(args.max_pairs) + size_t(pair)].is_base();
-  EKV_CHECK(base_pairs <= w.scratch_pairs, "more BASE pairs than the scratch of prefill has room for");
-  *reinterpret_cast<const PairEntry**>(w.memory) = args.tables;
+  EKV_CHECK(base_pairs <= scratch_pairs, "more BASE pairs than the scratch of prefill has room for");
+}
+
+}  // namespace
+
+void launch_decode_plan(const AttnArgs& args, KvPath, const DecodeWorkspace& w, cudaStream_t stream) {
+  EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs, "batch larger than its workspace");
+  plan(args, w.memory, stream);
+}
+void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
+  attend_planned(args, path, true, w.memory, stream);
+}
+void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaStream_t stream) {
+  EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs && args.rows <= w.max_rows,
+            "batch larger than its workspace");
+  test::enqueue(stream, [args, room = w.scratch_pairs] { check_scratch(args, room); });
+  plan(args, w.memory, stream);
 }
 void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& w, cudaStream_t stream,
                     MatrixUnit) {
-  test::run_stream(stream);
-  EKV_CHECK(*reinterpret_cast<const PairEntry**>(w.memory) == args.tables, "a prefill without its plan");
-  attend_sequences(args, path, false);
+  attend_planned(args, path, false, w.memory, stream);
 }
 
 const PrefillKernel* find_prefill(int, MatrixUnit) {

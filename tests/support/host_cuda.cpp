@@ -1,19 +1,23 @@
 // host_cuda.cpp -- the CUDA runtime as the CUDA backend uses it, on ordinary memory. Links the backend to plain
 // C++, so that all of it but the kernels and the matrix library is tested where there is no GPU.
 //
-// Work runs as late as CUDA's order allows: a copy waits in its stream until a launch on that stream, a wait
-// for an event behind it, or a synchronisation asks for it, and an event must be asked for a few times. So a
-// wait that is missing, or memory that the host fills again too early, gives wrong bytes.
+// Work runs at any time that CUDA's order allows: for a while everything as late as possible, when a
+// synchronisation, an event or a wait asks for it, then streams in random turns, then every stream at once as
+// far as it gets, and so on. An event must be asked for a few times. So a wait that is missing, or memory that
+// the host fills again too early, gives wrong bytes.
 
 #include "tests/support/host_cuda.h"
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <random>
+#include <vector>
 
 namespace {
 
@@ -21,26 +25,54 @@ constexpr int kQueriesUntilDone = 3;
 constexpr size_t kMemory = size_t(8) << 30;
 size_t taken = 0;
 
-struct HostStream {
-  std::deque<std::function<void()>> work;
-  void run_one() {
-    const auto next = std::move(work.front());
-    work.pop_front();
-    next();
-  }
-};
+struct HostStream;
 // One cudaEventRecord.
 struct Mark {
   HostStream* stream = nullptr;
   bool reached = false;
   int queries_left = kQueriesUntilDone;
-  void reach() {
-    while (!reached) stream->run_one();
-  }
+  void reach();
 };
 struct HostEvent {
   std::shared_ptr<Mark> last;
 };
+struct Work {
+  std::function<void()> run;
+  std::shared_ptr<Mark> after;  // or nullptr
+};
+struct HostStream {
+  std::deque<Work> work;
+  void run_one() {
+    const Work next = std::move(work.front());
+    work.pop_front();
+    if (next.after) next.after->reach();
+    next.run();
+  }
+  void run_all() {
+    while (!work.empty()) run_one();
+  }
+  bool can_run() const { return !work.empty() && (!work.front().after || work.front().after->reached); }
+};
+void Mark::reach() {
+  while (!reached) stream->run_one();
+}
+
+std::vector<HostStream*> streams;
+std::mt19937 turns(1);  // the same turns in every run
+int num_enqueued = 0;
+
+// Who gets a turn after something was enqueued.
+void take_turns() {
+  const int regime = num_enqueued++ / 500 % 3;
+  if (regime == 0) return;
+  for (int tries = 0; tries < (regime == 1 ? int(turns() % 4) : 1000); ++tries) {
+    HostStream* stream = streams[turns() % streams.size()];
+    if (stream->can_run())
+      stream->run_one();
+    else if (regime == 2 && std::ranges::none_of(streams, [](HostStream* s) { return s->can_run(); }))
+      return;
+  }
+}
 HostStream* host_stream(cudaStream_t stream) { return reinterpret_cast<HostStream*>(stream); }
 HostEvent* host_event(cudaEvent_t event) { return reinterpret_cast<HostEvent*>(event); }
 
@@ -51,16 +83,15 @@ cudaError_t take(void** p, size_t bytes) {
   return cudaSuccess;
 }
 
-cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
-  host_stream(stream)->work.push_back(std::move(work));
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
+  host_stream(stream)->work.push_back({std::move(work), std::move(after)});
+  take_turns();
   return cudaSuccess;
 }
 
 }  // namespace
 
-void ekv::test::run_stream(cudaStream_t stream) {
-  while (!host_stream(stream)->work.empty()) host_stream(stream)->run_one();
-}
+void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enqueue(stream, std::move(work)); }
 
 extern "C" {
 
@@ -77,20 +108,28 @@ cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaE
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }  // of use before the first step only
+cudaError_t cudaDeviceSynchronize() {
+  for (HostStream* stream : streams) stream->run_all();
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the host's stand-in"; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(new HostStream);
+  streams.push_back(new HostStream);
+  *stream = reinterpret_cast<cudaStream_t>(streams.back());
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete host_stream(stream), cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return ekv::test::run_stream(stream), cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::erase(streams, host_stream(stream));
+  return delete host_stream(stream), cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_stream(stream)->run_all(), cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!host_event(event)->last) return cudaSuccess;
-  return enqueue(stream, [mark = host_event(event)->last] { mark->reach(); });
+  return enqueue(
+      stream, [] {}, host_event(event)->last);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

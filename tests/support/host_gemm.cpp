@@ -17,9 +17,13 @@ class HostGemm : public CudaGemm {
   explicit HostGemm(std::span<const GemmShape> shapes) : shapes_(shapes.begin(), shapes.end()) {}
 
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
-    test::run_stream(stream);
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    test::enqueue(stream, [=, this] { multiply_now(s, w, x, y, rows); });
+  }
+
+ private:
+  void multiply_now(const GemmShape& s, const void* w, const void* x, void* y, int rows) {
     const PackedMatrix& matrix = packed(s, w);
     const int64_t ld = matrix.padded_outputs();
     std::vector<float> in(size_t(rows) * size_t(s.inputs)), out(size_t(rows) * size_t(ld));
@@ -33,7 +37,6 @@ class HostGemm : public CudaGemm {
     }
   }
 
- private:
   // The same weights come in every step.
   const PackedMatrix& packed(const GemmShape& s, const void* w) {
     const auto known = matrices_.find(w);

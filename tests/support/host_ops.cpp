@@ -30,8 +30,7 @@ namespace {
 
 template <class Args>
 void in_order(void (*plain)(const Args&, cudaStream_t), const Args& args, cudaStream_t stream) {
-  test::run_stream(stream);
-  plain(args, stream);
+  test::enqueue(stream, [plain, args] { plain(args, nullptr); });
 }
 
 }  // namespace
