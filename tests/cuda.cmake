@@ -19,4 +19,5 @@ endfunction()
 
 ekv_cuda_test(cuda_golden_test SOURCES golden/golden_test.cpp)
 ekv_cuda_test(cuda_backend_test SOURCES property/cuda_backend_test.cpp)
+ekv_cuda_test(cuda_engine_test SOURCES property/cuda_engine_test.cpp LIBS ekv_core)
 set_tests_properties(cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
