@@ -20,4 +20,8 @@ endfunction()
 ekv_cuda_test(cuda_golden_test SOURCES golden/golden_test.cpp)
 ekv_cuda_test(cuda_backend_test SOURCES property/cuda_backend_test.cpp)
 ekv_cuda_test(cuda_engine_test SOURCES property/cuda_engine_test.cpp LIBS ekv_core)
-set_tests_properties(cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
+set_tests_properties(cuda_golden_test_gpu cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
+# Apart, because the models must have been fetched.
+add_test(NAME cuda_golden_real_models COMMAND cuda_golden_test_gpu)
+set_tests_properties(cuda_golden_real_models PROPERTIES LABELS real_models_on_device TIMEOUT 900
+                     ENVIRONMENT GTEST_FILTER=Models/*)

@@ -87,6 +87,7 @@ Difference difference(const std::vector<std::vector<float>>& a, const std::vecto
 
 // A step without sequences, until `tickets` copies have ended.
 void idle_until(Backend& device, std::vector<TransferJob> jobs, size_t tickets) {
+  if (tickets == 0) return;
   device.submit({.transfers = jobs});
   size_t done = device.collect().transfers_done.size();
   for (int step = 0; done < tickets && step < 1000; ++step) {
@@ -226,6 +227,33 @@ TEST_P(CudaBackendTest, MoreDemotionsThanTheRingHolds) {
   for (int pair = 0; pair < kPairs; ++pair) promote.promote(s, pair, pair);
   promote.run(*device);
   prefill(*device, untouched, kPairs * kPairTokens + 10, pages);
+  EXPECT_EQ(decode_bits(*device, s, pages), decode_bits(*device, untouched, pages));
+}
+
+// One place of staging: each step promotes what is there and sends for the next.
+TEST_P(CudaBackendTest, StagingIsUsedAgainInTheSameStep) {
+  std::mt19937 rng(13);
+  EngineConfig config = config_of(KvPolicy::elastic);
+  config.fidelity.max_restores = 1;
+  constexpr int kPairs = 8;
+  const auto device = target(*model_, config, kPairs);
+  std::vector<int32_t> pages = all_pages(kRunnerPages);
+  const auto tokens = random_tokens(rng, 300, model_->config().vocab);
+  DrivenSequence s = driven(tokens), untouched = driven(tokens);
+  prefill(*device, s, 290, pages);
+  prefill(*device, untouched, 290, pages);
+  DrivenStep demote(pages);
+  for (int pair = 0; pair < kPairs; ++pair) demote.demote(s, pair, pair, uint32_t(pair + 1));
+  idle_until(*device, {}, kPairs - demote.run(*device).transfers_done.size());
+  for (int pair = 0; pair <= kPairs; ++pair) {
+    DrivenStep step(pages);
+    if (pair > 0) step.promote(s, pair - 1, pair - 1);
+    if (pair < kPairs)
+      step.transfers = {
+          {TransferKind::restore_low, s.pairs[size_t(pair)].even_page(), -1, pair, uint32_t(pair + 1)}};
+    const size_t at_once = step.run(*device).transfers_done.size();
+    if (pair < kPairs) idle_until(*device, {}, 1 - at_once);
+  }
   EXPECT_EQ(decode_bits(*device, s, pages), decode_bits(*device, untouched, pages));
 }
 

@@ -97,8 +97,9 @@ class CudaEngine : public testing::TestWithParam<const char*> {
       ASSERT_EQ(tokens.size(), answer.tokens.size());
       size_t i = 0;
       while (i < tokens.size() && tokens[i] == answer.tokens[i]) ++i;
-      if (i < tokens.size())
+      if (i < tokens.size()) {
         EXPECT_LT(answer.gaps[i], 2 * error) << "request " << uint64_t(id) << ", token " << i;
+      }
       equal += i == tokens.size();
     }
     std::printf("%d of %d answers are the same to their end\n", equal, kRequests);

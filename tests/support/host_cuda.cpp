@@ -1,10 +1,10 @@
 // host_cuda.cpp -- the CUDA runtime as the CUDA backend uses it, on ordinary memory. Links the backend to plain
 // C++, so that all of it but the kernels and the matrix library is tested where there is no GPU.
 //
-// Work runs at any time that CUDA's order allows: for a while everything as late as possible, when a
-// synchronisation, an event or a wait asks for it, then streams in random turns, then every stream at once as
-// far as it gets, and so on. An event must be asked for a few times. So a wait that is missing, or memory that
-// the host fills again too early, gives wrong bytes.
+// Work runs at any time that CUDA's order allows: some streams, drawn again and again, run as far as they get
+// as soon as something is enqueued; the others as late as possible, when a synchronisation, an event or a wait
+// asks for it. An event must be asked for a few times. So a wait that is missing, or memory that the host fills
+// again too early, gives wrong bytes.
 
 #include "tests/support/host_cuda.h"
 
@@ -42,6 +42,7 @@ struct Work {
 };
 struct HostStream {
   std::deque<Work> work;
+  bool eager = false;
   void run_one() {
     const Work next = std::move(work.front());
     work.pop_front();
@@ -58,21 +59,20 @@ void Mark::reach() {
 }
 
 std::vector<HostStream*> streams;
-std::mt19937 turns(1);  // the same turns in every run
+std::mt19937 draw(1);  // the same draws in every run
 int num_enqueued = 0;
 
-// Who gets a turn after something was enqueued.
-void take_turns() {
-  const int regime = num_enqueued++ / 500 % 3;
-  if (regime == 0) return;
-  for (int tries = 0; tries < (regime == 1 ? int(turns() % 4) : 1000); ++tries) {
-    HostStream* stream = streams[turns() % streams.size()];
-    if (stream->can_run())
-      stream->run_one();
-    else if (regime == 2 && std::ranges::none_of(streams, [](HostStream* s) { return s->can_run(); }))
-      return;
+// After something was enqueued: the eager streams run as far as they get.
+void run_eager() {
+  if (num_enqueued++ % 3 == 0)
+    for (HostStream* stream : streams) stream->eager = draw() % 2 == 0;
+  for (bool any = true; any;) {
+    any = false;
+    for (HostStream* stream : streams)
+      while (stream->eager && stream->can_run()) stream->run_one(), any = true;
   }
 }
+
 HostStream* host_stream(cudaStream_t stream) { return reinterpret_cast<HostStream*>(stream); }
 HostEvent* host_event(cudaEvent_t event) { return reinterpret_cast<HostEvent*>(event); }
 
@@ -85,7 +85,7 @@ cudaError_t take(void** p, size_t bytes) {
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
   host_stream(stream)->work.push_back({std::move(work), std::move(after)});
-  take_turns();
+  run_eager();
   return cudaSuccess;
 }
 

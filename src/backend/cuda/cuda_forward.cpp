@@ -12,6 +12,7 @@ namespace ekv {
 namespace {
 
 constexpr Element kElement = Element::fp16;
+constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cudaMalloc promises 256
 
 // The number of BASE pairs of a row of the table, and whether they form one run.
 BaseRun base_run(std::span<const PairEntry> row) {
@@ -85,8 +86,10 @@ void CudaForward::make_workspaces(int num_ctas) {
   decode_.memory = decode_memory_.data();
   prefill_ = prefill_workspace(shape_, model_.heads, sizes_.max_rows, sizes_.max_seqs, sizes_.max_pairs,
                                sizes_.scratch_pairs);
-  prefill_memory_ = DeviceBuffer<uint8_t>(prefill_.bytes);
-  prefill_.memory = prefill_memory_.data();
+  prefill_memory_ = DeviceBuffer<uint8_t>(prefill_.bytes + kPrefillAlignment);
+  const auto address = reinterpret_cast<uintptr_t>(prefill_memory_.data());
+  prefill_.memory =
+      prefill_memory_.data() + (kPrefillAlignment - address % kPrefillAlignment) % kPrefillAlignment;
 }
 
 // In the order of Product.

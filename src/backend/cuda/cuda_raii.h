@@ -66,6 +66,7 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(size_t count) : count_(count) {
+    if (count == 0) return;
     void* p = nullptr;
     cuda_check(cudaMalloc(&p, bytes()));
     data_ = Handle<void*, cudaFree>(p);
