@@ -222,7 +222,10 @@ TEST_P(RealModel, PromptsAndGreedyContinuationsAgree) {
     DrivenStep step(served_.free_pages);
     step.add(s, int(ids.size()), 5);
     const StepOutput& out = step.run(*served_.backend);
-    EXPECT_EQ(out.rows[0].token, record["top5"]["ids"][0].get<TokenId>()) << record["name"];
+    const Json& top = record["top5"];
+    if (top["logprobs"][0].get<double>() - top["logprobs"][1].get<double>() >= 2 * error) {
+      EXPECT_EQ(out.rows[0].token, top["ids"][0].get<TokenId>()) << record["name"];
+    }
     compare_top5(record["top5"], *out.rows[0].logprobs, worst);
     give_back(s, served_.free_pages);
     expect_greedy(generate(served_, ids, int(record["greedy"].size()), 1000), record, 2 * error,
