@@ -168,7 +168,7 @@ void CudaTransitions::start_transfers(const StepInput& input, const Stream& comp
     record(chunks_done_, compute);
     wait(to_host_.stream(), chunks_done_);
     wait(from_host_.stream(), changed_);
-    back_up(input);
+    back_up(input, compute);
   }
   for (const TransferJob& job : input.transfers) {
     if (job.kind == TransferKind::restore_low) restore(job);
@@ -179,15 +179,17 @@ void CudaTransitions::start_transfers(const StepInput& input, const Stream& comp
   from_host_.end_step();
 }
 
-// On the to-host stream, so that the ring needs no waiting: the copy from a place precedes what next writes to
-// it.
-void CudaTransitions::back_up(const StepInput& input) {
+// On the compute stream, because the arrays of the step are gone when that has reached the next upload.
+void CudaTransitions::back_up(const StepInput& input, const Stream& compute) {
   size_t next = 0, extracted = 0;
   for (const TransferJob& job : input.transfers) {
     if (!is_backup(job)) continue;
     if (next == extracted) {
       const size_t run = ring_run(next, backups_.jobs.size);
-      launch_extract_low(pair_args(backups_, next, run, ring_.data()), to_host_.stream().get());
+      wait(compute, ring_sent_[size_t(backups_.places.host[next + run - 1])]);
+      launch_extract_low(pair_args(backups_, next, run, ring_.data()), compute.get());
+      record(packed_, compute);
+      wait(to_host_.stream(), packed_);
       extracted += run;
     }
     send_low(backups_.places.host[next++], job.host, job.ticket);

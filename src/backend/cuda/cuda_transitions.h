@@ -2,10 +2,10 @@
 // cuda_transitions.h -- pairs that change fidelity in place, and the copies between the pool and host slots.
 //
 //   demote       compute stream: pack kernel, low planes into the ring; to-host stream: ring -> host slot
-//   backup_low   to-host stream, after the chunks: extract kernel into the ring, ring -> host slot
-//   store_pair   to-host stream, after the chunks: pages -> host slot
-//   restore_low  from-host stream: host slot -> staging; a later step's promotion joins it, compute stream
-//   load_pair    from-host stream: host slot -> pages
+//   backup_low   compute stream, after the chunks: extract kernel into the ring; to-host stream: ring -> host
+//   slot store_pair   to-host stream, after the chunks: pages -> host slot restore_low  from-host stream: host
+//   slot -> staging; a later step's promotion joins it, compute stream load_pair    from-host stream: host slot
+//   -> pages
 //
 // One stream for each direction, because the copy engines of the two run side by side and copies of one
 // direction end in order. The compute stream waits for a copy only when the ring is full. Host slots remember
@@ -79,7 +79,7 @@ class CudaTransitions {
   int next_ring_place();
   size_t ring_run(size_t first, size_t count) const;
   void demote_kept(const StepInput& input, const Stream& compute);
-  void back_up(const StepInput& input);
+  void back_up(const StepInput& input, const Stream& compute);
   void send_low(int place, int host, uint32_t ticket);
   void restore(const TransferJob& job);
   void copy_pages(const TransferJob& job, const Stream& stream);
