@@ -1,11 +1,13 @@
 #pragma once
 // cuda_transitions.h -- pairs that change fidelity in place, and the copies between the pool and host slots.
 //
-//   demote       compute stream: pack kernel, low planes into the ring; to-host stream: ring -> host slot
-//   backup_low   compute stream, after the chunks: extract kernel into the ring; to-host stream: ring -> host
-//   slot store_pair   to-host stream, after the chunks: pages -> host slot restore_low  from-host stream: host
-//   slot -> staging; a later step's promotion joins it, compute stream load_pair    from-host stream: host slot
-//   -> pages
+// clang-format off
+//   demote       compute stream: pack kernel into the ring; to-host stream: ring -> host slot
+//   backup_low   compute stream, after the chunks: extract kernel into the ring; to-host stream: ring -> host slot
+//   store_pair   to-host stream, after the chunks: pages -> host slot
+//   restore_low  from-host stream: host slot -> staging; a later step's promotion joins it, compute stream
+//   load_pair    from-host stream: host slot -> pages
+// clang-format on
 //
 // One stream for each direction, because the copy engines of the two run side by side and copies of one
 // direction end in order. The compute stream waits for a copy only when the ring is full. Host slots remember
