@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <random>
 
+#include "backend/device.h"
 #include "bench/command.h"
 
 namespace ekv {
@@ -18,7 +19,9 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
   app.add_option("--load-format", flags.load_format, "auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
-  app.add_option("--device", flags.device, "cpu")->check(CLI::IsMember({"cpu"}))->capture_default_str();
+  app.add_option("--device", flags.device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   app.add_option("--threads", flags.threads, "of the CPU backend; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
@@ -151,8 +154,10 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   std::unique_ptr<OfflineEngine> made(new OfflineEngine(*std::move(model)));
   const Result<EngineConfig> config = fit_engine(flags.engine, made->model(), longest);
   if (!config) return config.error();
+  const Result<Device> device = choose_device(flags.device);
+  if (!device) return device.error();
   Result<std::unique_ptr<Backend>> backend =
-      make_cpu_backend(*made->model_, *config, {.threads = flags.threads});
+      make_backend(*made->model_, *config, {.device = *device, .threads = flags.threads});
   if (!backend) return backend.error();
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);

@@ -11,7 +11,7 @@ namespace ekv {
 struct OfflineModelFlags {
   std::string model;                 // folder or built-in name
   std::string load_format = "auto";  // auto, dummy
-  std::string device = "cpu";
+  std::string device = "cpu";        // cpu, cuda; with replay also sim
   int threads = 0;
   uint64_t seed = 0;
   EngineConfig engine;  // max_model_len is decided by the requests

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <thread>
 
+#include "backend/device.h"
 #include "backend/host_slots.h"
 #include "bench/command.h"
 #include "bench/sim_replay.h"
@@ -145,7 +146,7 @@ Status write_results(const ReplayFlags& flags, const Trace& trace, const ReplayO
 
 Result<ReplayOutcome> run(const ReplayFlags& flags, const Trace& trace) {
   if (flags.over_http()) return replay_over_http(flags, trace);
-  return flags.device == "cpu" ? replay_on_cpu(flags, trace) : replay_on_sim(flags, trace);
+  return flags.device == "sim" ? replay_on_sim(flags, trace) : replay_on_device(flags, trace);
 }
 
 }  // namespace
@@ -162,23 +163,26 @@ Result<ReplayOutcome> replay_on_sim(const ReplayFlags& flags, const Trace& trace
   return outcome_of(flags, *std::move(result));
 }
 
-Result<ReplayOutcome> replay_on_cpu(const ReplayFlags& flags, const Trace& trace) {
+Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& trace) {
   const Result<Model> model = load_model(flags.model);
   if (!model) return model.error();
   const ModelConfig& config = model->config();
   const int needed = std::min(longest_of(trace), config.max_position);
-  const Result<EngineConfig> engine =
-      fit_engine(flags.model.engine, config, flags.max_model_len.value_or(needed));
+  const Result<Device> device = choose_device(flags.device);
+  if (!device) return device.error();
+  EngineConfig wanted = flags.model.engine;
+  wanted.max_model_len = flags.max_model_len.value_or(needed);
+  if (Status small = size_pool(*device, config, wanted)) return *std::move(small);
+  const Result<EngineConfig> engine = fit_engine(wanted, config, wanted.max_model_len);
   if (!engine) return engine.error();
   const KvShape shape = kv_shape(config);
   const int slots = host_slots(engine->fidelity, engine->kv.num_pages, double(shape.low_pair_bytes()),
                                2.0 * double(shape.page_bytes()));
-  Result<std::unique_ptr<Backend>> backend =
-      make_cpu_backend(*model, *engine,
-                       {.threads = flags.model.threads,
-                        .base_fill = flags.base_fill,
-                        .num_host_slots = slots,
-                        .host_content = host_content(engine->fidelity.policy)});
+  Result<std::unique_ptr<Backend>> backend = make_backend(*model, *engine,
+                                                          {.device = *device,
+                                                           .threads = flags.model.threads,
+                                                           .base_fill = flags.base_fill,
+                                                           .num_host_slots = slots});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;

@@ -1,6 +1,6 @@
 #pragma once
-// replay_command.h -- `elastickv replay`: a trace or a synthetic load against the simulator, the CPU backend in
-// this process, or a server over HTTP; what came out as a table, as JSON and over time.
+// replay_command.h -- `elastickv replay`: a trace or a synthetic load against the simulator, a CPU or CUDA
+// backend in this process, or a server over HTTP; what came out as a table, as JSON and over time.
 
 #include <optional>
 #include <string>
@@ -22,10 +22,10 @@ struct ReplayFlags {
   std::string window;   // as it was given
   int concurrency = 0;  // 0: open loop
   // What answers.
-  std::string device = "sim";  // sim, cpu
+  std::string device = "sim";  // sim, cpu, cuda
   std::string cost_model;      // sim: name or file
   int replicas = 1;            // sim
-  OfflineModelFlags model;     // cpu; its engine is that of sim too, its model the name asked for over HTTP
+  OfflineModelFlags model;  // cpu, cuda; its engine is that of sim too, its model the name asked for over HTTP
   BaseFill base_fill = BaseFill::mid;
   std::string preset;
   std::optional<int> max_model_len;  // absent: as long as the load needs, or the model has positions
@@ -51,7 +51,7 @@ struct ReplayOutcome {
   ClientHealth health;  // over HTTP
 };
 Result<ReplayOutcome> replay_on_sim(const ReplayFlags& flags, const Trace& trace);
-Result<ReplayOutcome> replay_on_cpu(const ReplayFlags& flags, const Trace& trace);
+Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& trace);
 Result<ReplayOutcome> replay_over_http(const ReplayFlags& flags, const Trace& trace);
 
 // The subcommand. A request that failed and a line of the trace that is broken make its exit code 1.

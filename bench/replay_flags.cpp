@@ -70,9 +70,10 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
                  "sim: engines side by side; a request goes to the one with the fewest")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app.add_option("--model", flags.model.model,
-                 "cpu: Hugging Face folder or built-in config; with --url: model name (default: the first)");
-  app.add_option("--load-format", flags.model.load_format, "cpu: auto, or dummy (random weights)")
+  app.add_option(
+      "--model", flags.model.model,
+      "cpu, cuda: Hugging Face folder or built-in config; with --url: model name (default: the first)");
+  app.add_option("--load-format", flags.model.load_format, "cpu, cuda: auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
   app.add_option("--threads", flags.model.threads, "of the CPU backend; 0: all cores. The simulator needs one")
@@ -155,17 +156,18 @@ void finish_target(ReplayFlags& flags) {
     return;
   }
   if (!flags.tokenizer.empty()) wrong_flag("--tokenizer", "is for --url only");
-  if (flags.device == "cuda") wrong_flag("--device", "cuda: there is no CUDA backend yet; use sim or cpu");
   if (flags.device == "sim" && flags.cost_model.empty())
     wrong_flag("--cost-model", fmt::format("--device sim needs one: a file, or one of {}",
                                            fmt::join(shipped_cost_models(), ", ")));
   if (flags.device == "sim" && !flags.model.model.empty())
     wrong_flag("--model", "the simulator knows its model from --cost-model");
-  if (flags.device == "cpu" && flags.model.model.empty())
-    wrong_flag("--model", "--device cpu needs one: a folder, or a built-in config with --load-format dummy");
-  if (flags.device == "cpu" && !flags.cost_model.empty())
-    wrong_flag("--cost-model", "is for --device sim only");
-  if (flags.device == "cpu" && flags.replicas != 1) wrong_flag("--replicas", "are for --device sim only");
+  if (flags.device == "sim") return;
+  if (flags.model.model.empty())
+    wrong_flag("--model",
+               fmt::format("--device {} needs one: a folder, or a built-in config with --load-format dummy",
+                           flags.device));
+  if (!flags.cost_model.empty()) wrong_flag("--cost-model", "is for --device sim only");
+  if (flags.replicas != 1) wrong_flag("--replicas", "are for --device sim only");
 }
 
 // Settings of an engine: of ours, or of the server's, which has its own.
@@ -200,7 +202,7 @@ void finish(const CLI::App& engine, const RawFlags& raw, ReplayFlags& flags) {
 }  // namespace
 
 std::optional<int> parse_replay_flags(int argc, const char* const* argv, ReplayFlags& flags) {
-  CLI::App app{"Replays a trace or a synthetic load: on the simulator, on the CPU, or against a server.",
+  CLI::App app{"Replays a trace or a synthetic load: on the simulator, on a device, or against a server.",
                "elastickv replay"};
   RawFlags raw;
   add_load_flags(app, flags, raw);

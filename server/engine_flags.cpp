@@ -50,7 +50,12 @@ CLI::Validator seed() {
 
 void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
   SchedulerConfig& scheduler = config.scheduler;
-  app.add_option("--kv-cache-memory-bytes", raw.kv_cache_memory, "bytes of the KV pool; 512M, 4G")
+  app.add_option("--kv-cache-memory-bytes", raw.kv_cache_memory,
+                 "bytes of the KV pool; 512M, 4G; auto: 1G, on a GPU what --gpu-memory-utilization leaves")
+      ->capture_default_str();
+  app.add_option("--gpu-memory-utilization", raw.gpu_memory_utilization,
+                 "share of the GPU's memory that weights, buffers and KV pool take together")
+      ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   app.add_option("--num-gpu-blocks-override", config.kv.num_pages,
                  "exact number of KV pages of 16 tokens; 0: what fits in the pool")
@@ -78,8 +83,11 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
 }
 
 void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
-  config.kv.pool_bytes =
-      size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
+  if (raw.kv_cache_memory == "auto")
+    config.kv.gpu_memory_utilization = raw.gpu_memory_utilization;
+  else
+    config.kv.pool_bytes =
+        size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
   config.scheduler.max_step_tokens =
       int(size_or_throw("--max-num-batched-tokens", raw.max_step_tokens, 1, 1 << 24));
   config.scheduler.policy =

@@ -11,7 +11,8 @@ namespace ekv {
 
 // Texts that become settings when all flags are known.
 struct EngineFlags {
-  std::string kv_cache_memory = "1G";
+  std::string kv_cache_memory = "auto";
+  double gpu_memory_utilization = 0.9;
   std::string max_step_tokens = "2048";
   std::string scheduling_policy = "fcfs";
 };

@@ -55,8 +55,8 @@ void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
   app.add_option("--max-logprobs", flags.max_logprobs, "most alternatives that a request may ask for")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
-  app.add_option("--device", flags.device, "auto or cpu")
-      ->check(CLI::IsMember({"auto", "cpu"}))
+  app.add_option("--device", flags.device, "auto, cpu or cuda; auto: cuda where there is a GPU")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--threads", flags.threads, "threads of the CPU backend; 0: all cores")
       ->check(CLI::Range(0, 4096))

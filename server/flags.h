@@ -21,7 +21,7 @@ struct ServeFlags {
   EngineConfig engine;                          // max_model_len is decided at start
   HttpConfig http;
   std::string load_format = "auto";  // auto, safetensors, dummy
-  std::string device = "auto";       // auto, cpu
+  std::string device = "auto";       // auto, cpu, cuda
   int threads = 0;                   // of the CPU backend; 0: all cores
   BaseFill base_fill = BaseFill::mid;
   uint64_t seed = 0;  // of dummy weights

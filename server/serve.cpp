@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 
+#include "backend/device.h"
 #include "backend/host_slots.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
@@ -28,6 +29,7 @@ struct Loaded {
   Model model;
   ServedModel served;
   EngineConfig engine;
+  Device device;
 };
 
 bool is_folder(const std::string& path) {
@@ -66,11 +68,6 @@ Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& 
 
 KvShape kv_shape(const ModelConfig& model) {
   return {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
-}
-
-int pages_of_pool(const ModelConfig& model, const KvConfig& kv) {
-  if (kv.num_pages > 0) return kv.num_pages;
-  return int(std::min<size_t>(kv.pool_bytes / kv_shape(model).page_bytes(), 1 << 24));
 }
 
 size_t host_slot_bytes(const Loaded& loaded) {
@@ -113,12 +110,24 @@ Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int ma
                      .root = flags.model};
 }
 
+// What vLLM's flags allow and the device does not.
+Status check_device_flags(const ServeFlags& flags, Device device) {
+  if (device == Device::cpu || flags.max_logprobs <= kMaxCudaLogprobs) return std::nullopt;
+  return Error{Error::invalid_argument,
+               fmt::format("--max-logprobs is at most {} with --device cuda", kMaxCudaLogprobs),
+               "max-logprobs"};
+}
+
 Result<Loaded> load(const ServeFlags& flags) {
   Result<ModelConfig> config = read_config(flags);
   if (!config) return config.error();
+  const Result<Device> device = choose_device(flags.device);
+  if (!device) return device.error();
+  if (Status wrong = check_device_flags(flags, *device)) return *std::move(wrong);
   EngineConfig engine = flags.engine;
   const char* pool_flag = engine.kv.num_pages > 0 ? "num-gpu-blocks-override" : "kv-cache-memory-bytes";
-  engine.kv.num_pages = pages_of_pool(*config, engine.kv);
+  engine.max_model_len = flags.max_model_len.value_or(config->max_position);  // at most
+  if (Status small = size_pool(*device, *config, engine)) return *std::move(small);
   const Result<int> context =
       fit_context(flags.max_model_len, config->max_position, engine.kv.num_pages, pool_flag);
   if (!context) return context.error();
@@ -130,7 +139,7 @@ Result<Loaded> load(const ServeFlags& flags) {
   if (!model) return model.error();
   Result<ServedModel> served = describe(flags, *model, engine.max_model_len);
   if (!served) return served.error();
-  return Loaded{*std::move(model), *std::move(served), engine};
+  return Loaded{*std::move(model), *std::move(served), engine, *device};
 }
 
 void report(const Loaded& loaded, const Backend& backend) {
@@ -262,12 +271,11 @@ int serve(const ServeFlags& flags) {
     return 1;
   }
   const sigset_t signals = block_signals();
-  Result<std::unique_ptr<Backend>> backend =
-      make_cpu_backend(loaded->model, loaded->engine,
-                       {.threads = flags.threads,
-                        .base_fill = flags.base_fill,
-                        .num_host_slots = host_slots(*loaded),
-                        .host_content = host_content(loaded->engine.fidelity.policy)});
+  Result<std::unique_ptr<Backend>> backend = make_backend(loaded->model, loaded->engine,
+                                                          {.device = loaded->device,
+                                                           .threads = flags.threads,
+                                                           .base_fill = flags.base_fill,
+                                                           .num_host_slots = host_slots(*loaded)});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

@@ -2,7 +2,7 @@
 foreach(name cpu_threads cpu_ops cpu_gemm cpu_kv cpu_transitions cpu_base_attention cpu_sampler)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_cpu)
 endforeach()
-ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp LIBS ekv_cpu)
+ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp support/target_cpu.cpp LIBS ekv_cpu)
 # Tiny models run under the sanitizers too; real ones take a minute without.
 set_tests_properties(golden_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
 add_test(NAME golden_real_models COMMAND golden_test)

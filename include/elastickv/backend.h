@@ -15,6 +15,7 @@
 namespace ekv {
 
 class Model;
+struct ModelConfig;
 
 struct BackendInfo {
   std::string name;        // "cpu", "sim", "cuda"
@@ -36,6 +37,7 @@ struct SampleRow {
   const SamplingParams* params = nullptr;
   std::span<const TokenId> tokens;  // prompt and output so far, for penalties
   int32_t num_prompt = 0;           // how many of them are prompt
+  SeqId seq{};                      // whose row; SeqId{}: nobody's that was there before
 };
 
 // Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns. A step without
@@ -91,5 +93,21 @@ struct CpuOptions {
 // The reference: real models with the same pages and pairs as the GPU. `model` outlives the backend.
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
                                                   const CpuOptions& options);
+
+struct CudaOptions {
+  int device = 0;          // number of the GPU
+  int num_host_slots = 0;  // page-locked; all of their memory is taken at the start
+  HostContent host_content = HostContent::low_planes;
+};
+// The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
+// go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend
+// throws CudaError (kernels/cuda_check.h) when it loses its device.
+Result<std::unique_ptr<Backend>> make_cuda_backend(const Model& model, const EngineConfig& config,
+                                                   const CudaOptions& options);
+constexpr int kMaxCudaLogprobs = 20;  // SampleRow::num_logprobs at most
+bool cuda_available();                // this build has CUDA, and there is a GPU
+// What the KV pool may take on the first GPU when `utilization` of its memory may be used by everything
+// together.
+Result<size_t> cuda_pool_bytes(const ModelConfig& model, const EngineConfig& config, double utilization);
 
 }  // namespace ekv

@@ -33,6 +33,8 @@ struct SchedulerConfig {
 struct KvConfig {
   size_t pool_bytes = size_t(1) << 30;          // memory of the KV pool
   int num_pages = 0;                            // exact pool size; 0: what fits in pool_bytes
+  double gpu_memory_utilization = 0;            // on a GPU: share of its memory for everything, from which
+                                                // pool_bytes follows; 0: pool_bytes is given
   bool prefix_cache = true;                     // reuse whole pairs of equal token prefixes
   BaseFormat base_format = BaseFormat::fixed8;  // how KV values are put on the grid when they are written
 };

@@ -54,7 +54,8 @@ void add_sample_row(const Sequence& sequence, int row, TokenId target, int num_l
                                 .num_logprobs = num_logprobs,
                                 .params = &sequence.request.sampling,
                                 .tokens = sequence.tokens,
-                                .num_prompt = sequence.num_prompt()});
+                                .num_prompt = sequence.num_prompt(),
+                                .seq = sequence.id});
   packed.sample_seqs.push_back(sequence.id);
 }
 

@@ -1,6 +1,7 @@
-// The CPU backend against Hugging Face transformers in float32 on the same weights (tests/data/golden, written
-// by scripts/make_goldens.py). What remains between the two: KV as fp16 on the fixed8 grid (2^-12 of a vector's
-// largest element and less) and the order of fp32 sums.
+// A backend against Hugging Face transformers in float32 on the same weights (tests/data/golden, written by
+// scripts/make_goldens.py). What remains between the CPU backend and these: KV as fp16 on the fixed8 grid
+// (2^-12 of a vector's largest element and less) and the order of fp32 sums. The CUDA backend's activations are
+// fp16, too; BackendTarget::error_factor says what that is allowed to add.
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
+#include "support/backend_target.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -32,7 +34,8 @@ Served serve(const std::filesystem::path& folder, int pages) {
   out.model = std::make_unique<Model>(std::move(*model));
   EngineConfig engine;
   engine.kv.num_pages = pages;
-  auto backend = make_cpu_backend(*out.model, engine, {});
+  engine.max_model_len = pages * kBlockTokens;
+  auto backend = make_target(*out.model, engine);
   EXPECT_TRUE(backend) << backend.error().message;
   out.backend = std::move(*backend);
   out.free_pages = all_pages(pages);
@@ -91,6 +94,7 @@ class TinyModel : public testing::TestWithParam<const char*> {};
 constexpr double kTinyLogprobError = 0.03;
 
 TEST_P(TinyModel, LogitsAndContinuationsAgree) {
+  const double error = kTinyLogprobError * backend_target().error_factor;
   Served served = serve(std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam(), 40);
   const Json data = golden(GetParam());
   double worst = 0;
@@ -99,25 +103,27 @@ TEST_P(TinyModel, LogitsAndContinuationsAgree) {
     DrivenSequence s = driven(ids);
     DrivenStep step(served.free_pages);
     step.add(s, int(ids.size()));
-    for (int position : record["positions"]) step.want_target(s, position, 0, served.model->config().vocab);
+    const int num_top = std::min(served.model->config().vocab, backend_target().max_logprobs);
+    for (int position : record["positions"]) step.want_target(s, position, 0, num_top);
     const StepOutput& out = step.run(*served.backend);
     ASSERT_TRUE(out.invalid_chunks.empty());
     for (size_t i = 0; i < record["positions"].size(); ++i) {
       const auto want = log_softmax(record["logits"][i].get<std::vector<double>>());
       const TokenLogprobs& got = *out.rows[i + 1].logprobs;
-      ASSERT_EQ(got.top.size(), want.size());
+      ASSERT_EQ(got.top.size(), size_t(num_top));
+      worst = std::max(worst, std::fabs(double(got.chosen.logprob) - want[0]));
       for (const TokenLogprob& t : got.top) {
         worst = std::max(worst, std::fabs(double(t.logprob) - want[size_t(t.token)]));
       }
     }
     give_back(s, served.free_pages);
     for (int chunk : {1000, 7}) {
-      expect_greedy(generate(served, ids, int(record["greedy"].size()), chunk), record, 2 * kTinyLogprobError,
+      expect_greedy(generate(served, ids, int(record["greedy"].size()), chunk), record, 2 * error,
                     std::string(GetParam()) + ", prompt of " + std::to_string(ids.size()));
     }
   }
-  std::printf("%s: largest logprob difference over all tokens %.2e\n", GetParam(), worst);
-  EXPECT_LT(worst, kTinyLogprobError);
+  std::printf("%s: largest logprob difference over all reported tokens %.2e\n", GetParam(), worst);
+  EXPECT_LT(worst, error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, TinyModel,
@@ -166,6 +172,7 @@ void compare_top5(const Json& want, const TokenLogprobs& got, double& worst) {
 }
 
 TEST_P(RealModel, TeacherForcedTextAgrees) {
+  const double error = GetParam().error * backend_target().error_factor;
   const Json& forced = data_["teacher_forced"];
   const auto ids = forced["ids"].get<std::vector<TokenId>>();
   const auto top1 = forced["top1"].get<std::vector<TokenId>>();
@@ -199,13 +206,15 @@ TEST_P(RealModel, TeacherForcedTextAgrees) {
       "largest difference among top-5 logprobs %.4f\n",
       agree, ids.size(), 100.0 * double(agree) / double(ids.size()), largest_gap, loss,
       forced["mean_nll"].get<double>(), worst);
-  EXPECT_GE(double(agree), GetParam().agreement * double(ids.size()));
-  EXPECT_LT(worst, GetParam().error);
-  EXPECT_LT(largest_gap, 2 * GetParam().error);
+  const double agreement = 1 - backend_target().error_factor * (1 - GetParam().agreement);
+  EXPECT_GE(double(agree), agreement * double(ids.size()));
+  EXPECT_LT(worst, error);
+  EXPECT_LT(largest_gap, 2 * error);
   EXPECT_NEAR(loss, forced["mean_nll"].get<double>(), 1e-3);
 }
 
 TEST_P(RealModel, PromptsAndGreedyContinuationsAgree) {
+  const double error = GetParam().error * backend_target().error_factor;
   double worst = 0;
   for (const Json& record : data_["prompts"]) {
     const auto ids = record["ids"].get<std::vector<TokenId>>();
@@ -213,14 +222,17 @@ TEST_P(RealModel, PromptsAndGreedyContinuationsAgree) {
     DrivenStep step(served_.free_pages);
     step.add(s, int(ids.size()), 5);
     const StepOutput& out = step.run(*served_.backend);
-    EXPECT_EQ(out.rows[0].token, record["top5"]["ids"][0].get<TokenId>()) << record["name"];
+    const Json& top = record["top5"];
+    if (top["logprobs"][0].get<double>() - top["logprobs"][1].get<double>() >= 2 * error) {
+      EXPECT_EQ(out.rows[0].token, top["ids"][0].get<TokenId>()) << record["name"];
+    }
     compare_top5(record["top5"], *out.rows[0].logprobs, worst);
     give_back(s, served_.free_pages);
-    expect_greedy(generate(served_, ids, int(record["greedy"].size()), 1000), record, 2 * GetParam().error,
+    expect_greedy(generate(served_, ids, int(record["greedy"].size()), 1000), record, 2 * error,
                   record["name"].get<std::string>());
   }
   std::printf("largest difference among top-5 logprobs after a prompt %.4f\n", worst);
-  EXPECT_LT(worst, GetParam().error);
+  EXPECT_LT(worst, error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RealModel,

@@ -15,6 +15,7 @@ struct DrivenSequence {
   int num_computed = 0;
   std::vector<PairEntry> pairs;  // pages so far
   SamplingParams sampling = greedy_sampling();
+  SeqId seq{};
 
   static SamplingParams greedy_sampling() {
     SamplingParams params;
@@ -126,6 +127,7 @@ class DrivenStep {
     row.params = &s.sampling;
     row.tokens = s.tokens;
     row.num_prompt = s.num_prompt;
+    row.seq = s.seq;
     samples_.push_back(row);
   }
 

@@ -27,6 +27,7 @@ TEST(Flags, DefaultsAreThoseOfVllm) {
   EXPECT_TRUE(f.engine.scheduler.reserve_full_prompt);
   EXPECT_TRUE(f.engine.kv.prefix_cache);
   EXPECT_EQ(f.engine.kv.pool_bytes, size_t(1) << 30);
+  EXPECT_EQ(f.engine.kv.gpu_memory_utilization, 0.9);
   EXPECT_EQ(f.max_logprobs, 20);
   EXPECT_TRUE(f.use_generation_config);
   EXPECT_EQ(f.allowed_origins, std::vector<std::string>{"*"});
@@ -81,6 +82,7 @@ TEST(Flags, AllAreTaken) {
   EXPECT_EQ(f.served_model_names, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(f.max_model_len, 8192);
   EXPECT_EQ(f.engine.kv.pool_bytes, size_t(2) << 30);
+  EXPECT_EQ(f.engine.kv.gpu_memory_utilization, 0) << "the size of the pool is given";
   EXPECT_EQ(f.engine.kv.num_pages, 77);
   EXPECT_FALSE(f.engine.kv.prefix_cache);
   EXPECT_EQ(f.engine.scheduler.policy, SchedulingPolicy::priority);
@@ -108,7 +110,8 @@ TEST(Flags, MistakesEndWithAMessage) {
                                                           {"serve", "m", "--max-model-len", "many"},
                                                           {"serve", "m", "--kv-cache-memory-bytes", "-5"},
                                                           {"serve", "m", "--scheduling-policy", "lifo"},
-                                                          {"serve", "m", "--device", "cuda"},
+                                                          {"serve", "m", "--device", "tpu"},
+                                                          {"serve", "m", "--gpu-memory-utilization", "1.5"},
                                                           {"serve", "m", "--allowed-origins", "http://a"},
                                                           {"serve", "m", "--api-key", "with space"},
                                                           {"serve", "m", "--chat-template", "/does/not/exist"}};

@@ -275,7 +275,7 @@ TEST(Replay, BadInputIsNamedByItsFlag) {
       {closed + std::vector<std::string>{"--cost-model", "a100"}, "--cost-model"},
       {closed + std::vector<std::string>{"--cost-model", broken_model}, "--cost-model"},
       {closed + std::vector<std::string>{"--device", "tpu"}, "--device"},
-      {closed + std::vector<std::string>{"--device", "cuda"}, "--device"},
+      {closed + std::vector<std::string>{"--device", "cuda"}, "--model"},
       {closed + std::vector<std::string>{"--device", "cpu"}, "--model"},
       {closed + std::vector<std::string>{"--model", "tiny"}, "--model"},
       {closed + std::vector<std::string>{"--device", "sim", "--url", "http://127.0.0.1:1"}, "--url"},

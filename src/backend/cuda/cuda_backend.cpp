@@ -1,0 +1,164 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace ekv {
+namespace {
+
+double mib(size_t bytes) { return double(bytes) / (1 << 20); }
+
+struct DeviceMemory {
+  size_t free = 0, total = 0;
+};
+DeviceMemory device_memory() {
+  DeviceMemory memory;
+  cuda_check(cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
+}
+
+int multiprocessors(int device) {
+  int count = 0;
+  cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+Status check_limits(const EngineConfig& config) {
+  const auto wrong = [](std::string why, const char* flag) {
+    return Error{Error::invalid_argument, std::move(why), flag};
+  };
+  if (std::min(config.scheduler.max_step_seqs, config.scheduler.max_step_tokens) > kMaxDecodeSeqs)
+    return wrong(fmt::format("--max-num-seqs is at most {} on a GPU", kMaxDecodeSeqs), "max-num-seqs");
+  return std::nullopt;
+}
+
+Result<int> pool_pages(const KvConfig& kv, const KvShape& shape) {
+  constexpr size_t kMost = size_t(std::numeric_limits<int32_t>::max()) / kBlockTokens;  // slots are 32-bit
+  const size_t pages = kv.num_pages > 0 ? size_t(kv.num_pages) : kv.pool_bytes / shape.page_bytes();
+  if (pages < 2)
+    return Error{Error::invalid_argument,
+                 fmt::format("a KV pool of {} bytes holds {} pages of {} bytes; give it at least two",
+                             kv.pool_bytes, pages, shape.page_bytes()),
+                 "kv.pool_bytes"};
+  return int(std::min(pages, kMost));
+}
+
+// What was taken, measured: `before` is what was free when the backend began.
+void report(const CudaSizes& sizes, size_t pool_bytes, size_t host_bytes, const DeviceMemory& before) {
+  const DeviceMemory now = device_memory();
+  const size_t known = sizes.total_bytes() + pool_bytes, taken = before.free - std::min(before.free, now.free);
+  log_info(fmt::format(
+      "GPU memory: weights {:.0f} MiB, KV pool {:.0f} MiB, activations {:.0f} MiB, attention {:.0f} "
+      "MiB, low planes {:.0f} MiB, sampling {:.0f} MiB, steps {:.0f} MiB",
+      mib(sizes.weight_bytes), mib(pool_bytes), mib(sizes.activation_bytes), mib(sizes.attention_bytes),
+      mib(sizes.transition_bytes), mib(sizes.sampling_bytes), mib(sizes.step_bytes + sizes.result_bytes)));
+  log_info(fmt::format(
+      "GPU memory: {:.0f} MiB taken, {:.0f} MiB of them by the driver and libraries; {:.0f} of {:.0f} "
+      "MiB are left; {:.0f} MiB of the host are page-locked",
+      mib(taken), mib(taken - std::min(taken, known)), mib(now.free), mib(now.total), mib(host_bytes)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const EngineConfig& config,
+                                                       const CudaOptions& options) {
+  if (Status wrong = check_limits(config)) return *std::move(wrong);
+  cuda_check(cudaSetDevice(options.device));
+  const ModelConfig& m = model.config();
+  const Result<int> pages = pool_pages(config.kv, cuda_kv_shape(m, 0));
+  if (!pages) return pages.error();
+  const int num_ctas = multiprocessors(options.device);
+  const DeviceMemory before = device_memory();
+  const CudaSizes sizes = cuda_sizes(m, config, num_ctas, *pages);
+  Result<CudaWeights> weights = upload_weights(model, sizes.max_positions);
+  if (!weights) return weights.error();
+  std::unique_ptr<CudaBackend> made(
+      new CudaBackend(model, config, options, *std::move(weights), sizes, *pages));
+  Result<std::unique_ptr<CudaForward>> forward =
+      CudaForward::make(m, config, made->weights_, sizes, made->pool_.data(), *pages, num_ctas);
+  if (!forward) return forward.error();
+  made->forward_ = *std::move(forward);
+  cuda_check(cudaDeviceSynchronize());  // what the constructors cleared
+  report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
+  return made;
+}
+
+CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const CudaOptions& options,
+                         CudaWeights weights, const CudaSizes& sizes, int num_pages)
+    : sizes_(sizes),
+      weights_(std::move(weights)),
+      pool_(cuda_kv_shape(model.config(), num_pages).page_bytes() * size_t(num_pages)),
+      step_(sizes.step_bytes),
+      results_(sizes.result_bytes),
+      sampler_(sizes, model.config().vocab),
+      transitions_(pool_.data(), cuda_kv_shape(model.config(), num_pages), config.kv.base_format, sizes,
+                   options.num_host_slots, options.host_content) {
+  const KvShape shape = cuda_kv_shape(model.config(), num_pages);
+  info_ = {.name = "cuda",
+           .num_pages = num_pages,
+           .num_host_slots = options.num_host_slots,
+           .low_plane_bytes = shape.low_pair_bytes(),
+           .pair_bytes = 2 * shape.page_bytes()};
+  row_chunk_.reserve(size_t(sizes.max_samples));
+  failed_rows_.reserve(size_t(sizes.max_samples));
+  output_.rows.reserve(size_t(sizes.max_samples));
+}
+
+CudaBackend::~CudaBackend() { cuda_warn(cudaDeviceSynchronize()); }
+
+void CudaBackend::submit(const StepInput& input) {
+  step_.clear(), results_.clear();
+  sample_rows_ = input.sample_rows;
+  num_chunks_ = input.kv_len.size();
+  idle_ = input.tokens.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+
+  transitions_.pack(input, step_);
+  if (num_chunks_ > 0) {
+    forward_->pack(input, step_, results_);
+    sampler_.pack(input.sample_rows, step_, results_, compute_);
+  }
+  step_.upload(compute_);
+  transitions_.change_fidelity(input, compute_);
+  if (num_chunks_ > 0) {
+    forward_->run(compute_);
+    sample(input);
+    results_.download(compute_);
+  }
+  transitions_.start_transfers(input, compute_);
+}
+
+void CudaBackend::sample(const StepInput& input) {
+  const int count = int(input.sample_rows.size());
+  for (int first = 0; first < count; first += sizes_.logit_rows) {
+    const int some = std::min(sizes_.logit_rows, count - first);
+    sampler_.sample(forward_->logits(first, some, compute_), first, some, compute_);
+  }
+  row_chunk_.clear();
+  for (const SampleRow& row : input.sample_rows)
+    row_chunk_.push_back(int32_t(std::ranges::upper_bound(input.q_start, row.row) - input.q_start.begin()) - 1);
+}
+
+const StepOutput& CudaBackend::collect() {
+  cuda_check(cudaStreamSynchronize(compute_.get()));
+  output_.rows.clear();
+  output_.invalid_chunks.clear();
+  if (num_chunks_ > 0) read_step();
+  transitions_.finish_transfers(idle_, output_.transfers_done);
+  return output_;
+}
+
+void CudaBackend::read_step() {
+  failed_rows_.clear();
+  sampler_.read(sample_rows_, output_.rows, failed_rows_);
+  std::vector<int32_t>& invalid = output_.invalid_chunks;
+  for (size_t chunk = 0; chunk < num_chunks_; ++chunk)
+    if (forward_->failed(chunk)) invalid.push_back(int32_t(chunk));
+  for (const int row : failed_rows_) invalid.push_back(row_chunk_[size_t(row)]);
+  std::ranges::sort(invalid);
+  invalid.erase(std::unique(invalid.begin(), invalid.end()), invalid.end());
+  num_clamped_ += forward_->num_clamped();
+}
+
+}  // namespace ekv

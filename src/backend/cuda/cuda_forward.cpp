@@ -1,0 +1,296 @@
+#include "backend/cuda/cuda_forward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kv_cache.h"
+#include "kernels/layer_ops.h"
+
+namespace ekv {
+namespace {
+
+constexpr Element kElement = Element::fp16;
+constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cudaMalloc promises 256
+
+// The number of BASE pairs of a row of the table, and whether they form one run.
+BaseRun base_run(std::span<const PairEntry> row) {
+  BaseRun run;
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (!row[i].is_base()) continue;
+    if (run.count++ == 0) run.first = int32_t(i);
+    run.end = int32_t(i) + 1;
+  }
+  return run;
+}
+
+// The first path without a kernel for the model's heads.
+Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
+  const bool base = config.fidelity.policy == KvPolicy::elastic || config.fidelity.policy == KvPolicy::static8;
+  bool found = find_prefill(m.head_dim) != nullptr;
+  for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general})
+    if (path == KvPath::native || base)
+      found = found && find_decode(path, config.kv.base_format, m.head_dim, m.heads / m.kv_heads);
+  if (found) return std::nullopt;
+  return Error{
+      Error::unsupported,
+      fmt::format("there is no attention kernel for head_dim {} with {} query heads per KV head; serve this "
+                  "model with --device cpu",
+                  m.head_dim, m.heads / m.kv_heads),
+      "model"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaForward>> CudaForward::make(const ModelConfig& model, const EngineConfig& config,
+                                                       const CudaWeights& weights, const CudaSizes& sizes,
+                                                       uint8_t* pool, int num_pages, int num_ctas) {
+  if (Status missing = check_kernels(model, config)) return *std::move(missing);
+  std::unique_ptr<CudaForward> made(new CudaForward(model, config, weights, sizes, pool, num_pages, num_ctas));
+  Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(made->gemm_shapes());
+  if (!gemm) return gemm.error();
+  made->gemm_ = *std::move(gemm);
+  return made;
+}
+
+CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaWeights& weights,
+                         const CudaSizes& sizes, uint8_t* pool, int num_pages, int num_ctas)
+    : model_(model),
+      weights_(weights),
+      sizes_(sizes),
+      shape_(cuda_kv_shape(model, num_pages)),
+      format_(config.kv.base_format),
+      pool_(pool) {
+  const size_t rows = size_t(row_bucket(sizes.max_rows)), logit_rows = size_t(row_bucket(sizes.logit_rows));
+  const size_t hidden = size_t(model.hidden);
+  const auto make = [](size_t count) {
+    DeviceTensor made(count);  // padding rows of a product are computed, too: they must not be unset memory
+    cuda_check(cudaMemset(made.data(), 0, made.bytes()));
+    return made;
+  };
+  residual_ = make(rows * hidden), normed_ = make(rows * hidden), delta_ = make(rows * hidden);
+  wide_ = make(rows * size_t(std::max(model.q_rows() + 2 * model.kv_rows(), 2 * model.intermediate)));
+  q_ = make(rows * size_t(model.q_rows()));
+  attended_ = make(rows * size_t(std::max(model.q_rows(), model.intermediate)));
+  gathered_ = make(logit_rows * hidden);
+  logits_ = DeviceBuffer<float>(logit_rows * size_t(sizes.logit_stride));
+  make_workspaces(num_ctas);
+  prefills_.reserve(size_t(sizes.max_seqs));
+}
+
+void CudaForward::make_workspaces(int num_ctas) {
+  decode_ = decode_workspace(shape_, model_.heads, sizes_.max_seqs, sizes_.max_pairs, num_ctas);
+  decode_memory_ = DeviceBuffer<uint8_t>(decode_.bytes);
+  cuda_check(cudaMemset(decode_memory_.data(), 0, decode_memory_.bytes()));
+  decode_.memory = decode_memory_.data();
+  prefill_ = prefill_workspace(shape_, model_.heads, sizes_.max_rows, sizes_.max_seqs, sizes_.max_pairs,
+                               sizes_.scratch_pairs);
+  prefill_memory_ = DeviceBuffer<uint8_t>(prefill_.bytes + kPrefillAlignment);
+  const auto address = reinterpret_cast<uintptr_t>(prefill_memory_.data());
+  prefill_.memory =
+      prefill_memory_.data() + (kPrefillAlignment - address % kPrefillAlignment) % kPrefillAlignment;
+}
+
+// In the order of Product.
+std::vector<GemmShape> CudaForward::gemm_shapes() const {
+  const ModelConfig& m = model_;
+  const auto shape = [&](int outputs, int inputs) {
+    return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
+  };
+  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
+          shape(m.hidden, m.q_rows()),
+          shape(2 * m.intermediate, m.hidden),
+          shape(m.hidden, m.intermediate),
+          {.outputs = m.vocab,
+           .inputs = m.hidden,
+           .max_rows = sizes_.logit_rows,
+           .fp32_out = true,
+           .out_stride = sizes_.logit_stride}};
+}
+
+void CudaForward::pack(const StepInput& input, StepMemory& step, StepMemory& results) {
+  rows_ = int(input.tokens.size()), seqs_ = int(input.kv_len.size());
+  table_pairs_ = input.block_table.max_pairs;
+  tokens_ = step.put(input.tokens);
+  positions_ = step.put(input.positions);
+  slots_ = step.take<int32_t>(input.slot_mapping.size());
+  std::ranges::transform(input.slot_mapping, slots_.host, [](Slot slot) { return int32_t(slot); });
+  q_start_ = step.put(input.q_start);
+  kv_len_ = step.put(input.kv_len);
+  table_ = step.put(input.block_table.entries);
+  sample_rows_ = step.take<int32_t>(input.sample_rows.size());
+  std::ranges::transform(input.sample_rows, sample_rows_.host, &SampleRow::row);
+  non_finite_ = results.take<uint32_t>(size_t(seqs_));
+  clamped_ = results.take<uint32_t>(1);
+  find_paths(input);
+}
+
+// Which kernels the batch needs: chunks of one row are decodes, longer ones prefills.
+void CudaForward::find_paths(const StepInput& input) {
+  num_decodes_ = 0, path_ = input.path;
+  prefills_.clear();
+  const bool known = input.base_runs.size() == size_t(seqs_);
+  for (int chunk = 0; chunk < seqs_; ++chunk) {
+    const BaseRun run = known ? input.base_runs[size_t(chunk)] : base_run(input.block_table.row(chunk));
+    const int rows = input.q_start[size_t(chunk) + 1] - input.q_start[size_t(chunk)];
+    path_ = choose_path({run.count > 0, run.count == run.end - run.first}, path_);
+    num_decodes_ += rows == 1;
+    if (rows > 1) add_prefill(chunk, run.count);
+  }
+}
+
+// A prefill kernel sees all sequences of its group and skips the decodes among them.
+void CudaForward::add_prefill(int chunk, int base_pairs) {
+  EKV_CHECK(base_pairs <= sizes_.scratch_pairs, "BASE pairs with a policy that makes none");
+  if (prefills_.empty() || prefills_.back().base_pairs + base_pairs > sizes_.scratch_pairs)
+    prefills_.push_back({.first = chunk});
+  PrefillGroup& group = prefills_.back();
+  group.count = chunk + 1 - group.first;
+  group.base_pairs += base_pairs;
+}
+
+AttnArgs CudaForward::attention_args(int layer) const {
+  return {.shape = shape_,
+          .layer = layer,
+          .heads = model_.heads,
+          .num_seqs = seqs_,
+          .max_pairs = table_pairs_,
+          .rows = rows_,
+          .scale = 1 / std::sqrt(float(model_.head_dim)),
+          .format = format_,
+          .q = q_.data(),
+          .out = attended_.data(),
+          .pool = pool_,
+          .tables = table_.device,
+          .q_start = q_start_.device,
+          .kv_len = kv_len_.device};
+}
+
+AttnArgs CudaForward::group_args(AttnArgs args, const PrefillGroup& group) const {
+  args.num_seqs = group.count;
+  args.tables += ptrdiff_t(group.first) * table_pairs_;
+  args.q_start += group.first;
+  args.kv_len += group.first;
+  return args;
+}
+
+// A plan serves all layers, unless the groups of a step share the workspace in turns.
+void CudaForward::plan_attention(const Stream& stream) {
+  const AttnArgs args = attention_args(0);
+  if (num_decodes_ > 0) launch_decode_plan(args, path_, decode_, stream.get());
+  if (prefills_.size() == 1) launch_prefill_plan(group_args(args, prefills_[0]), prefill_, stream.get());
+}
+
+void CudaForward::prefill(const AttnArgs& args, const Stream& stream) {
+  for (const PrefillGroup& group : prefills_) {
+    const AttnArgs part = group_args(args, group);
+    if (prefills_.size() > 1) launch_prefill_plan(part, prefill_, stream.get());
+    launch_prefill(part, group.base_pairs > 0 ? path_ : KvPath::native, prefill_, stream.get());
+  }
+}
+
+void CudaForward::run(const Stream& stream) {
+  cuda_check(cudaMemsetAsync(non_finite_.device, 0, size_t(seqs_) * sizeof(uint32_t), stream.get()));
+  cuda_check(cudaMemsetAsync(clamped_.device, 0, sizeof(uint32_t), stream.get()));
+  plan_attention(stream);
+  launch_embed({.table = weights_.embedding.data(),
+                .tokens = tokens_.device,
+                .out = residual_.data(),
+                .num_rows = rows_,
+                .hidden = model_.hidden,
+                .num_tokens = model_.vocab,
+                .element = kElement},
+               stream.get());
+  norm(weights_.layers.front().input_norm, false, stream);
+  for (int layer = 0; layer < model_.layers; ++layer) {
+    attention_block(layer, stream);
+    mlp_block(layer, stream);
+  }
+}
+
+// In: normed_ = RMSNorm of the residual stream for this layer. Out: the residual stream has attention added,
+// normed_ is the input of the MLP.
+void CudaForward::attention_block(int layer, const Stream& stream) {
+  const CudaLayer& w = weights_.layers[size_t(layer)];
+  multiply(kQkv, w.qkv, normed_, wide_, stream);
+  write_kv(layer, stream);
+  const AttnArgs args = attention_args(layer);
+  if (num_decodes_ > 0) launch_decode(args, path_, decode_, stream.get());
+  prefill(args, stream);
+  multiply(kOut, w.o, attended_, delta_, stream);
+  norm(w.post_norm, true, stream);
+}
+
+// In: normed_ = input of the MLP. Out: the residual stream has it added, normed_ is the input of the next layer
+// or of the LM head.
+void CudaForward::mlp_block(int layer, const Stream& stream) {
+  const CudaLayer& w = weights_.layers[size_t(layer)];
+  multiply(kGateUp, w.gate_up, normed_, wide_, stream);
+  launch_silu_mul({.gate_up = wide_.data(),
+                   .out = attended_.data(),
+                   .num_rows = rows_,
+                   .width = model_.intermediate,
+                   .element = kElement},
+                  stream.get());
+  multiply(kDown, w.down, attended_, delta_, stream);
+  const bool last = layer + 1 == model_.layers;
+  norm(last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm, true, stream);
+}
+
+void CudaForward::multiply(Product product, const DeviceTensor& w, const DeviceTensor& x, DeviceTensor& y,
+                           const Stream& stream) {
+  gemm_->multiply(product, w.data(), x.data(), y.data(), rows_, stream.get());
+}
+
+void CudaForward::norm(const DeviceTensor& weight, bool add_delta, const Stream& stream) {
+  launch_rms_norm({.x = add_delta ? delta_.data() : residual_.data(),
+                   .residual = add_delta ? residual_.data() : nullptr,
+                   .weight = weight.data(),
+                   .out = normed_.data(),
+                   .num_rows = rows_,
+                   .hidden = model_.hidden,
+                   .epsilon = float(model_.rms_eps),
+                   .element = kElement},
+                  stream.get());
+}
+
+void CudaForward::write_kv(int layer, const Stream& stream) {
+  const CudaLayer& w = weights_.layers[size_t(layer)];
+  launch_kv_write({.qkv = wide_.data(),
+                   .bias = w.qkv_bias.data(),
+                   .q_norm = w.q_norm.data(),
+                   .k_norm = w.k_norm.data(),
+                   .norm_epsilon = float(model_.rms_eps),
+                   .rope_cos = weights_.rope_cos.data(),
+                   .rope_sin = weights_.rope_sin.data(),
+                   .positions = positions_.device,
+                   .slot_mapping = slots_.device,
+                   .q_start = q_start_.device,
+                   .num_rows = rows_,
+                   .num_seqs = seqs_,
+                   .heads = model_.heads,
+                   .element = kElement,
+                   .shape = shape_,
+                   .layer = layer,
+                   .format = format_,
+                   .pool = pool_,
+                   .q = q_.data(),
+                   .clamped = clamped_.device,
+                   .non_finite = non_finite_.device},
+                  stream.get());
+}
+
+const float* CudaForward::logits(int first, int count, const Stream& stream) {
+  launch_gather_rows({.in = normed_.data(),
+                      .rows = sample_rows_.device + first,
+                      .out = gathered_.data(),
+                      .num_rows = count,
+                      .hidden = model_.hidden,
+                      .element = kElement},
+                     stream.get());
+  gemm_->multiply(kHead, weights_.lm_head(), gathered_.data(), logits_.data(), count, stream.get());
+  return logits_.data();
+}
+
+}  // namespace ekv

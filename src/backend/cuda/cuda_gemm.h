@@ -1,0 +1,49 @@
+#pragma once
+// cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
+//
+// The number of rows is rounded up to a bucket, so that a product has few forms. All forms are set up at the
+// start, each with an algorithm; a call looks its form up and allocates nothing. The rows of the padding are
+// computed from whatever the buffer holds and mean nothing; rows do not mix.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "elastickv/base.h"
+
+namespace ekv {
+
+// The least bucket that holds `rows`: a power of two up to 16, then a multiple of a sixteenth of the next power
+// of two, so that padding costs less than an eighth.
+constexpr int row_bucket(int rows) {
+  int power = 1;
+  while (power < rows) power *= 2;
+  const int step = power <= 16 ? power : power / 16;
+  return (rows + step - 1) / step * step;
+}
+
+// A matrix [outputs][inputs], row-major, and the widest batch that it is used with.
+struct GemmShape {
+  int outputs = 0, inputs = 0;
+  int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows
+  bool fp32_out = false;  // y is fp32, else fp16
+  int out_stride = 0;     // elements between rows of y, at least `outputs`
+};
+
+class CudaGemm {
+ public:
+  // Sets up every form of every shape. Errors: cuBLASLt has no algorithm for one.
+  static Result<std::unique_ptr<CudaGemm>> make(std::span<const GemmShape> shapes);
+  virtual ~CudaGemm() = default;
+
+  // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
+  // Enqueues on `stream`. Alias: none. Pointers are aligned to 256 bytes.
+  virtual void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) = 0;
+};
+
+// Device memory that a CudaGemm takes for itself.
+constexpr size_t kGemmWorkspaceBytes = size_t(64) << 20;
+
+}  // namespace ekv

@@ -1,0 +1,138 @@
+#include "backend/cuda/cuda_sampler.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ekv {
+namespace {
+
+constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+// A row that only reports the logprobs of a given token is a greedy row with this bias on the token: larger
+// than any finite logit of a model that is not broken, and reported logprobs are of the logits before biases.
+constexpr float kCertain = 1e30f;
+
+bool has_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
+}
+
+}  // namespace
+
+CudaSampler::CudaSampler(const CudaSizes& sizes, int vocab)
+    : vocab_(vocab),
+      stride_(sizes.logit_stride),
+      max_biases_(size_t(sizes.max_biases)),
+      workspace_(sampling_workspace_bytes(sizes.logit_rows, vocab)),
+      counts_(sizes, vocab) {
+  overflowed_.reserve(size_t(sizes.max_samples));
+}
+
+void CudaSampler::pack(std::span<const SampleRow> rows, StepMemory& step, StepMemory& results,
+                       const Stream& stream) {
+  params_ = step.take<RowSampling>(rows.size());
+  size_t biases = 0;
+  for (const SampleRow& row : rows)
+    biases += 1 + row.params->logit_bias.size() + row.params->stop_token_ids.size();
+  bias_tokens_ = step.take<int32_t>(std::min(biases, max_biases_));
+  bias_values_ = step.take<float>(bias_tokens_.size);
+  num_biases_ = 0, any_truncates_ = false, any_top_ = false;
+  overflowed_.assign(rows.size(), 0);
+  counts_.begin_step();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    RowSampling& row = params_.host[i] = settings(rows[i], stream);
+    overflowed_[i] = row.bias_end < row.bias_begin;
+    if (overflowed_[i]) row.bias_end = row.bias_begin;
+    any_truncates_ |= row.truncates();
+    any_top_ |= row.num_top > 0;
+  }
+  counts_.finish_step(stream);
+
+  tokens_ = results.take<int32_t>(rows.size());
+  status_ = results.take<SampleStatus>(rows.size());
+  logprobs_ = results.take<float>(rows.size());
+  const size_t tops = any_top_ ? rows.size() * kMaxTopLogprobs : 0;
+  top_tokens_ = results.take<int32_t>(tops);
+  top_logprobs_ = results.take<float>(tops);
+}
+
+// bias_end below bias_begin: the biases found no room.
+RowSampling CudaSampler::settings(const SampleRow& row, const Stream& stream) {
+  const SamplingParams& p = *row.params;
+  EKV_CHECK(row.num_logprobs <= kMaxTopLogprobs, "requests for more alternatives are refused before");
+  RowSampling s{.seed = p.seed, .output_index = uint32_t(row.output_index)};
+  s.bias_begin = int32_t(num_biases_);
+  if (row.target >= 0) {
+    s.temperature = 0, s.num_top = std::max(0, row.num_logprobs);
+    s.bias_end = add_bias(row.target, kCertain) ? int32_t(num_biases_) : -1;
+    return s;
+  }
+  s.temperature = p.temperature, s.top_p = p.top_p, s.min_p = p.min_p, s.top_k = p.top_k;
+  s.num_top = row.num_logprobs;
+  add_biases(row, s);
+  if (!has_penalties(p)) return s;
+  s.repetition = p.repetition_penalty, s.presence = p.presence_penalty, s.frequency = p.frequency_penalty;
+  s.count_slot = counts_.slot_of(row, stream);
+  return s;
+}
+
+void CudaSampler::add_biases(const SampleRow& row, RowSampling& settings) {
+  bool all = true;
+  for (const auto& [token, value] : row.params->logit_bias) all = all && add_bias(token, value);
+  if (row.output_index < row.params->min_tokens)
+    for (const TokenId token : row.params->stop_token_ids) all = all && add_bias(token, kImpossible);
+  settings.bias_end = all ? int32_t(num_biases_) : -1;
+}
+
+// Ids outside the vocabulary name no logit. False: no room.
+bool CudaSampler::add_bias(TokenId token, float value) {
+  if (token < 0 || token >= vocab_) return true;
+  if (num_biases_ == bias_tokens_.size) return false;
+  bias_tokens_.host[num_biases_] = token;
+  bias_values_.host[num_biases_++] = value;
+  return true;
+}
+
+void CudaSampler::sample(const float* logits, int first, int count, const Stream& stream) {
+  SampleArgs args{.logits = logits,
+                  .num_rows = count,
+                  .vocab = vocab_,
+                  .row_stride = stride_,
+                  .params = params_.device + first,
+                  .bias_tokens = bias_tokens_.device,
+                  .bias_values = bias_values_.device,
+                  .counts = counts_.counts(),
+                  .any_truncates = any_truncates_,
+                  .any_top = any_top_,
+                  .workspace = workspace_.data(),
+                  .tokens = tokens_.device + first,
+                  .status = status_.device + first,
+                  .logprobs = logprobs_.device + first};
+  if (any_top_) {
+    args.top_tokens = top_tokens_.device + size_t(first) * kMaxTopLogprobs;
+    args.top_logprobs = top_logprobs_.device + size_t(first) * kMaxTopLogprobs;
+  }
+  launch_sample(args, stream.get());
+}
+
+void CudaSampler::read(std::span<const SampleRow> rows, std::vector<SampledRow>& out,
+                       std::vector<int>& failed) const {
+  out.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool ok = status_.host[i] == SampleStatus::ok && !overflowed_[i];
+    const bool answers = rows[i].target < 0 || tokens_.host[i] == rows[i].target;
+    out[i] = ok && answers ? read_row(rows[i], i) : SampledRow{};
+    if (!ok || !answers) failed.push_back(int(i));
+    if (overflowed_[i]) log_warn("a step has more logit biases and stop tokens than it has room for");
+  }
+}
+
+SampledRow CudaSampler::read_row(const SampleRow& row, size_t index) const {
+  SampledRow out{.token = tokens_.host[index]};
+  if (params_.host[index].num_top < 0) return out;
+  out.logprobs = TokenLogprobs{{out.token, logprobs_.host[index]}, {}};
+  const size_t at = index * kMaxTopLogprobs;
+  for (int i = 0; i < std::min(params_.host[index].num_top, vocab_); ++i)
+    out.logprobs->top.push_back({top_tokens_.host[at + size_t(i)], top_logprobs_.host[at + size_t(i)]});
+  return out;
+}
+
+}  // namespace ekv

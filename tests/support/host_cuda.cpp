@@ -1,0 +1,175 @@
+// host_cuda.cpp -- the CUDA runtime as the CUDA backend uses it, on ordinary memory. Links the backend to plain
+// C++, so that all of it but the kernels and the matrix library is tested where there is no GPU.
+//
+// Work runs at any time that CUDA's order allows: some streams, drawn again and again, run as far as they get
+// as soon as something is enqueued; the others as late as possible, when a synchronisation, an event or a wait
+// asks for it. An event must be asked for a few times. So a wait that is missing, or memory that the host fills
+// again too early, gives wrong bytes.
+
+#include "tests/support/host_cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace {
+
+constexpr int kQueriesUntilDone = 3;
+constexpr size_t kMemory = size_t(8) << 30;
+size_t taken = 0;
+
+struct HostStream;
+// One cudaEventRecord.
+struct Mark {
+  HostStream* stream = nullptr;
+  bool reached = false;
+  int queries_left = kQueriesUntilDone;
+  void reach();
+};
+struct HostEvent {
+  std::shared_ptr<Mark> last;
+};
+struct Work {
+  std::function<void()> run;
+  std::shared_ptr<Mark> after;  // or nullptr
+};
+struct HostStream {
+  std::deque<Work> work;
+  bool eager = false;
+  void run_one() {
+    const Work next = std::move(work.front());
+    work.pop_front();
+    if (next.after) next.after->reach();
+    next.run();
+  }
+  void run_all() {
+    while (!work.empty()) run_one();
+  }
+  bool can_run() const { return !work.empty() && (!work.front().after || work.front().after->reached); }
+};
+void Mark::reach() {
+  while (!reached) stream->run_one();
+}
+
+std::vector<HostStream*> streams;
+std::mt19937 draw(1);  // the same draws in every run
+int num_enqueued = 0;
+
+// After something was enqueued: the eager streams run as far as they get.
+void run_eager() {
+  if (num_enqueued++ % 3 == 0)
+    for (HostStream* stream : streams) stream->eager = draw() % 2 == 0;
+  for (bool any = true; any;) {
+    any = false;
+    for (HostStream* stream : streams)
+      while (stream->eager && stream->can_run()) stream->run_one(), any = true;
+  }
+}
+
+HostStream* host_stream(cudaStream_t stream) { return reinterpret_cast<HostStream*>(stream); }
+HostEvent* host_event(cudaEvent_t event) { return reinterpret_cast<HostEvent*>(event); }
+
+cudaError_t take(void** p, size_t bytes) {
+  *p = bytes == 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (bytes > 0) std::memset(*p, 0x7f, bytes);  // NaN as fp16 and as float: what is read unset shows
+  taken += bytes;
+  return cudaSuccess;
+}
+
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
+  host_stream(stream)->work.push_back({std::move(work), std::move(after)});
+  run_eager();
+  return cudaSuccess;
+}
+
+}  // namespace
+
+void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enqueue(stream, std::move(work)); }
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** p, size_t bytes) { return take(p, bytes); }
+cudaError_t cudaFree(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(p, bytes); }
+cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *total = kMemory, *free = kMemory - taken;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  for (HostStream* stream : streams) stream->run_all();
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
+const char* cudaGetErrorString(cudaError_t) { return "of the host's stand-in"; }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  streams.push_back(new HostStream);
+  *stream = reinterpret_cast<cudaStream_t>(streams.back());
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::erase(streams, host_stream(stream));
+  return delete host_stream(stream), cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_stream(stream)->run_all(), cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (!host_event(event)->last) return cudaSuccess;
+  return enqueue(
+      stream, [] {}, host_event(event)->last);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new HostEvent);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete host_event(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  auto mark = std::make_shared<Mark>(host_stream(stream));
+  host_event(event)->last = mark;
+  return enqueue(stream, [mark] { mark->reached = true; });
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const auto& mark = host_event(event)->last;
+  if (!mark) return cudaSuccess;
+  if (!mark->reached && mark->queries_left-- > 0) return cudaErrorNotReady;
+  return mark->reach(), cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (host_event(event)->last) host_event(event)->last->reach();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return std::memset(p, value, bytes), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  return enqueue(stream, [=] { std::memset(p, value, bytes); });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  return enqueue(stream, [=] {
+    for (size_t row = 0; row < height; ++row)
+      std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,
+                  width);
+  });
+}
+
+}  // extern "C"

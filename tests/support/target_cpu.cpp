@@ -1,0 +1,12 @@
+#include "tests/support/backend_target.h"
+
+namespace ekv::test {
+
+BackendTarget backend_target() { return {"cpu", 1 << 20, 1}; }
+
+Result<std::unique_ptr<Backend>> make_target(const Model& model, const EngineConfig& config, int slots,
+                                             HostContent content) {
+  return make_cpu_backend(model, config, {.num_host_slots = slots, .host_content = content});
+}
+
+}  // namespace ekv::test
