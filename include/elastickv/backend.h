@@ -106,6 +106,7 @@ struct CudaOptions {
   int device = 0;          // number of the GPU
   int num_host_slots = 0;  // page-locked; all of their memory is taken at the start
   HostContent host_content = HostContent::low_planes;
+  bool enforce_eager = false;  // launch steps of decodes kernel by kernel, too; the same bits
 };
 // The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
 // go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend

@@ -76,6 +76,7 @@ class SteadyClock : public Clock {
   int64_t now_us() const override;
 };
 
+void log_debug(std::string_view message);
 void log_info(std::string_view message);
 void log_warn(std::string_view message);
 void log_error(std::string_view message);
