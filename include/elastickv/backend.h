@@ -78,8 +78,8 @@ struct StepOutput {
 //
 // Steps take effect in the order of their submission. As many as info().max_steps_in_flight may be submitted
 // before the oldest is collected. The caller frees and reuses pages while a step that reads or writes them is
-// still in flight: whatever a step does to a page, its copies included, comes after all chunks of the steps
-// submitted before it.
+// still in flight: whatever a step does to a page or a host slot, its copies included, comes after all chunks
+// of the steps submitted before it. May be destroyed with steps in flight.
 class Backend {
  public:
   virtual ~Backend() = default;
