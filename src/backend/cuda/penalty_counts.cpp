@@ -83,10 +83,10 @@ void PenaltyCounts::launch(const Stream& stream) {
   memory_.upload(stream);
   launch_count_tokens({.counts = counts_.data(),
                        .tokens = tokens_.device,
-                       .previous = previous_,
                        .updates = reinterpret_cast<const CountUpdate*>(updates_.device),
                        .num_updates = num_updates_,
-                       .vocab = vocab_},
+                       .vocab = vocab_,
+                       .previous = previous_},
                       stream.get());
   num_updates_ = 0;
 }
