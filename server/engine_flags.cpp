@@ -95,8 +95,9 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
 }
 
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling) {
-  app.add_flag("--async-scheduling,!--no-async-scheduling", async_scheduling,
-               "plan and submit a step while the device works on the one before (default: on a GPU)");
+  app.add_flag_function(
+      "--async-scheduling,!--no-async-scheduling", [&](int64_t count) { async_scheduling = count > 0; },
+      "plan and submit a step while the device works on the one before (default: on a GPU)");
 }
 
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
