@@ -8,6 +8,7 @@
 
 #include "backend/device.h"
 #include "bench/command.h"
+#include "server/engine_flags.h"
 
 namespace ekv {
 namespace {
@@ -36,6 +37,7 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
       ->capture_default_str();
   app.add_option("--max-num-seqs", flags.engine.scheduler.max_step_seqs, "sequences in one step")
       ->capture_default_str();
+  add_async_flag(app, flags.async_scheduling);
 }
 
 struct LatencyFlags {
@@ -152,10 +154,12 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   Result<Model> model = load_model(flags);
   if (!model) return model.error();
   std::unique_ptr<OfflineEngine> made(new OfflineEngine(*std::move(model)));
-  const Result<EngineConfig> config = fit_engine(flags.engine, made->model(), longest);
-  if (!config) return config.error();
   const Result<Device> device = choose_device(flags.device);
   if (!device) return device.error();
+  EngineConfig wanted = flags.engine;
+  wanted.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
+  const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
+  if (!config) return config.error();
   Result<std::unique_ptr<Backend>> backend =
       make_backend(*made->model_, *config, {.device = *device, .threads = flags.threads});
   if (!backend) return backend.error();

@@ -14,7 +14,8 @@ struct OfflineModelFlags {
   std::string device = "cpu";        // cpu, cuda; with replay also sim
   int threads = 0;
   uint64_t seed = 0;
-  EngineConfig engine;  // max_model_len is decided by the requests
+  EngineConfig engine;  // max_model_len is decided by the requests, async_scheduling by the next line
+  std::optional<bool> async_scheduling;  // absent: as the device has it
 };
 
 Result<Model> load_model(const OfflineModelFlags& flags);
