@@ -35,6 +35,7 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--seed", flags.seed, "of prompts and of dummy weights")->capture_default_str();
   add_engine_flags(app, flags.engine, raw.engine);
+  add_async_flag(app, flags.async_scheduling);
   add_kv_flags(app, flags.engine, flags.base_fill, raw.kv);
 }
 
@@ -159,6 +160,7 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   if (!device) return device.error();
   EngineConfig wanted = flags.engine;
   wanted.max_model_len = longest;
+  wanted.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
   if (Status small = size_pool(*device, made->model(), wanted)) return *std::move(small);
   const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
   if (!config) return config.error();

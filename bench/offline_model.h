@@ -16,7 +16,8 @@ struct OfflineModelFlags {
   int threads = 0;
   BaseFill base_fill = BaseFill::mid;
   uint64_t seed = 0;
-  EngineConfig engine;  // max_model_len is decided by the requests
+  EngineConfig engine;  // max_model_len is decided by the requests, async_scheduling by the next line
+  std::optional<bool> async_scheduling;  // absent: as the device has it
 };
 
 Result<Model> load_model(const OfflineModelFlags& flags);

@@ -100,6 +100,10 @@ Json load_labels(const ReplayFlags& flags, const Trace& trace) {
           {"truncated", trace.num_truncated}};
 }
 
+bool overlaps(const ReplayFlags& flags) {
+  return flags.model.async_scheduling.value_or(flags.device == name_of(Device::cuda));
+}
+
 Json engine_labels(const ReplayFlags& flags) {
   const EngineConfig& e = flags.model.engine;
   const FidelityConfig& f = e.fidelity;
@@ -117,6 +121,7 @@ Json engine_labels(const ReplayFlags& flags) {
           {"reserve_full_prompt", e.scheduler.reserve_full_prompt},
           {"watermark", e.scheduler.watermark},
           {"prefix_cache", e.kv.prefix_cache},
+          {"async_scheduling", overlaps(flags)},
           {"admission", name_of(e.scheduler.admission)},
           {"demotion", name_of(f.demotion)},
           {"promotion", name_of(f.promotion)},
@@ -171,6 +176,7 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
   if (!device) return device.error();
   EngineConfig wanted = flags.model.engine;
   wanted.max_model_len = flags.max_model_len.value_or(needed);
+  wanted.async_scheduling = flags.model.async_scheduling.value_or(default_async_scheduling(*device));
   if (Status small = size_pool(*device, config, wanted)) return *std::move(small);
   const Result<EngineConfig> engine = fit_engine(wanted, config, wanted.max_model_len);
   if (!engine) return engine.error();

@@ -48,6 +48,8 @@ void StepLog::write(int64_t step, int replica, const StepRecord& r) {
                              {"end_us", r.end_us},
                              {"plan_us", r.plan_us},
                              {"device_us", r.device_us},
+                             {"wait_us", r.wait_us},
+                             {"host_gap_us", r.host_gap_us},
                              {"prefill_tokens", r.num_prefill_tokens},
                              {"decode_tokens", r.num_decode_tokens},
                              {"running", r.num_running},

@@ -88,11 +88,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct TokenSource {
-  const int32_t* tokens;
+  const int32_t *tokens, *previous;
   int first, count;
   __device__ int64_t operator()(int row) const {
-    const int64_t from = int64_t(tokens[row]) - first;
-    return from < count ? from : -1;
+    int token = tokens[row];
+    if (is_pending(token) && previous) token = previous[pending_row(token)];
+    const int64_t from = int64_t(token) - first;
+    return token >= 0 && from < count ? from : -1;
   }
 };
 struct RowSource {
@@ -140,7 +142,7 @@ void launch_embed(const EmbedArgs& args, cudaStream_t stream) {
   if (args.num_rows == 0) return;
   copy_rows_kernel<true><<<blocks_for(args.num_rows, args.hidden), kThreads, 0, stream>>>(
       static_cast<const uint16_t*>(args.table), static_cast<uint16_t*>(args.out), args.num_rows, args.hidden,
-      TokenSource{args.tokens, args.first_token, args.num_tokens});
+      TokenSource{args.tokens, args.previous, args.first_token, args.num_tokens});
   cuda_check(cudaGetLastError());
 }
 

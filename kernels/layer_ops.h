@@ -37,12 +37,15 @@ struct SiluMulArgs {
 };
 void launch_silu_mul(const SiluMulArgs& args, cudaStream_t stream);
 
-// out[r] = table[tokens[r] - first_token]; a token outside [first_token, first_token + num_tokens) gives a row
-// of zeros, so that the shards of a vocabulary add up. Copies bits. Alias: none.
+// out[r] = table[token - first_token] with token = tokens[r], or previous[i] where tokens[r] is -1 - i; a token
+// outside [first_token, first_token + num_tokens) gives a row of zeros, so that the shards of a vocabulary add
+// up. Copies bits. Alias: none.
 struct EmbedArgs {
   const void* table = nullptr;      // [num_tokens][hidden]
   const int32_t* tokens = nullptr;  // [num_rows]
-  void* out = nullptr;              // [num_rows][hidden]
+  const int32_t* previous =
+      nullptr;          // tokens that the host did not know; nullptr: negative ones are outside every table
+  void* out = nullptr;  // [num_rows][hidden]
   int num_rows = 0;
   int hidden = 0;
   int first_token = 0;

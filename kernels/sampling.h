@@ -89,10 +89,11 @@ struct CountUpdate {
 };
 struct CountArgs {
   uint16_t* counts = nullptr;            // [slots][count_stride(vocab)]
-  const int32_t* tokens = nullptr;       // each in [0, vocab); others are ignored
+  const int32_t* tokens = nullptr;       // each in [0, vocab), or -1 - i: previous[i]; others are ignored
   const CountUpdate* updates = nullptr;  // [num_updates], no slot twice
   int num_updates = 0;                   // 0 launches nothing
   int vocab = 0;
+  const int32_t* previous = nullptr;  // tokens that the host did not know; nullptr where none is negative
 };
 void launch_count_tokens(const CountArgs& args, cudaStream_t stream);
 

@@ -215,7 +215,8 @@ __global__ void __launch_bounds__(1024) count_kernel(const __grid_constant__ Cou
     __syncthreads();
   }
   for (int i = u.begin + threadIdx.x; i < u.end; i += blockDim.x) {
-    const int token = a.tokens[i];
+    int token = a.tokens[i];
+    if (is_pending(token) && a.previous) token = a.previous[pending_row(token)];
     if (0 <= token && token < a.vocab) update_count(counts, token, i < u.prompt_end);
   }
 }

@@ -94,6 +94,12 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
       raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
 }
 
+void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling) {
+  app.add_flag_function(
+      "--async-scheduling,!--no-async-scheduling", [&](int64_t count) { async_scheduling = count > 0; },
+      "plan and submit a step while the device works on the one before (default: on a GPU)");
+}
+
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {
   const Result<int64_t> size = parse_size(text);
   if (!size) throw CLI::ValidationError(flag, size.error().message);

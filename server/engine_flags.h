@@ -3,6 +3,7 @@
 // names.
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 
 #include "elastickv/config.h"
@@ -21,6 +22,9 @@ struct EngineFlags {
 void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw);
 // Throws CLI::ValidationError.
 void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
+
+// Unset: as the device has it, see default_async_scheduling().
+void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling);
 
 // Checks for options whose messages show bounds as people write them.
 CLI::Validator fraction();  // 0 to 1

@@ -18,6 +18,7 @@ struct ServeFlags {
   std::string tokenizer;                        // folder of tokenizer.json; empty: the model's
   std::vector<std::string> served_model_names;  // empty: the model as given
   std::optional<int> max_model_len;             // tokens; absent: the model's own, or what fits
+  std::optional<bool> async_scheduling;         // absent: as the device has it
   EngineConfig engine;                          // max_model_len is decided at start
   HttpConfig http;
   std::string load_format = "auto";  // auto, safetensors, dummy

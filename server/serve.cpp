@@ -114,6 +114,7 @@ Result<Loaded> load(const ServeFlags& flags) {
   if (!device) return device.error();
   if (Status wrong = check_device_flags(flags, *device)) return *std::move(wrong);
   EngineConfig engine = flags.engine;
+  engine.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
   const char* pool_flag = engine.kv.num_pages > 0 ? "num-gpu-blocks-override" : "kv-cache-memory-bytes";
   engine.max_model_len = flags.max_model_len.value_or(config->max_position);  // at most
   if (Status small = size_pool(*device, *config, engine)) return *std::move(small);
@@ -145,9 +146,9 @@ void report(const Loaded& loaded, const Backend& backend) {
   log_info(fmt::format("KV policy: {}; host memory: {} pairs, {:.1f} MiB",
                        name_of(loaded.engine.fidelity.policy), slots,
                        double(host_slot_bytes(loaded)) * slots / (1 << 20)));
-  log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences",
+  log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences; async scheduling {}",
                        loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
-                       loaded.engine.scheduler.max_step_seqs));
+                       loaded.engine.scheduler.max_step_seqs, loaded.engine.async_scheduling ? "on" : "off"));
 }
 
 // Formats that are fine on one model can destroy another. Large key biases put a few channels in the hundreds,

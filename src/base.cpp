@@ -35,6 +35,7 @@ int64_t SteadyClock::now_us() const {
       .count();
 }
 
+void log_debug(std::string_view message) { logger().debug("{}", message); }
 void log_info(std::string_view message) { logger().info("{}", message); }
 void log_warn(std::string_view message) { logger().warn("{}", message); }
 void log_error(std::string_view message) { logger().error("{}", message); }

@@ -5,6 +5,12 @@
 #include <algorithm>
 
 namespace ekv {
+namespace {
+
+// One that the device works on and one that waits for it: a third would only make tokens and commands wait.
+constexpr int kMostInFlight = 2;
+
+}  // namespace
 
 Engine::Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, const Clock& clock,
                EngineListener& listener)
@@ -14,47 +20,41 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, con
       listener_(listener),
       kv_(config.kv, backend_->info().num_pages, config.fidelity, backend_->info().num_host_slots),
       sequences_(config.scheduler.policy),
-      planner_(config) {}
+      planner_(config),
+      flights_(config.async_scheduling ? size_t(std::min(kMostInFlight, backend_->info().max_steps_in_flight))
+                                       : 1) {}
 
 Engine::~Engine() = default;
 
-// One step, top to bottom, on the engine thread. The only place where policy, bookkeeping and device meet.
-// Returns false when there was nothing to run.
+// One step, top to bottom, on the engine thread. The only place where policy, bookkeeping and device meet. With
+// two steps in flight the device works on the step before while this one is planned, and 5. is about that one.
 bool Engine::step() {
   // 1. Requests in: tokenised by the HTTP threads.
-  const int64_t start_us = clock_.now_us();
-  record_ = StepRecord{};
+  Flight& flight = flights_[(oldest_ + num_in_flight_) % flights_.size()];
+  flight.record = StepRecord{.start_us = clock_.now_us()};
   accept_commands();
 
-  // 2. Policy: what to run, and which pairs change fidelity. Reads counts, writes a plan.
-  planner_.plan(kv_, sequences_, plan_);
-  if (plan_.empty() && kv_.pairs().num_transfers() == 0) {
-    report(start_us, start_us);  // commands may have ended sequences
+  // 2. Policy: what to run, and which pairs change fidelity. Reads counts, writes a plan. A step without a plan
+  // waits for copies, if there is nothing else to wait for.
+  planner_.plan(kv_, sequences_, flight.plan);
+  const bool waits = num_in_flight_ == 0 && kv_.pairs().num_transfers() > 0;
+  if (flight.plan.empty() && !waits && num_in_flight_ == 0) {
+    report(flight.record);  // commands may have ended sequences
     return false;
   }
 
-  // 3. Bookkeeping: pages, pairs, block tables, queues. From here on the plan is a fact.
-  count_plan();
-  kv_.commit(plan_, sequences_);
-  for (SeqId id : plan_.preempted) sequences_.preempt(id);
-  for (SeqId id : plan_.admitted) sequences_.admit(id);
-  for (const LoadPlan& load : plan_.loads) sequences_.admit(load.seq);
-  pack_step(plan_, kv_.pairs(), config_.fidelity.attention_path, sequences_, packed_);
-  count_fidelity();
-  count_copies();
-  const int64_t planned_us = clock_.now_us();
+  if (!flight.plan.empty() || waits) {
+    // 3. Bookkeeping: pages, pairs, block tables, queues. From here on the plan is a fact.
+    commit(flight);
 
-  // 4. Device: convert pairs, write K and V, attend, sample. A step may preempt only, and then has nothing to
-  // do.
-  if (!plan_.chunks.empty() || !kv_.jobs().empty() || kv_.pairs().num_transfers() > 0) {
-    backend_->submit(packed_.view(kv_.jobs()));
-    const StepOutput& output = backend_->collect();
-    record_.device_us = clock_.now_us() - planned_us;
-
-    // 5. Tokens out; what is now valid KV becomes findable; copies that ended give back what they held.
-    deliver(output);
+    // 4. Device: convert pairs, write K and V, attend, sample.
+    launch(flight);
+    if (++num_in_flight_ < flights_.size()) return true;
   }
-  report(start_us, planned_us);
+
+  // 5. Tokens out; what is now valid KV becomes findable; copies that ended give back what they held.
+  land(flights_[oldest_]);
+  oldest_ = (oldest_ + 1) % flights_.size(), --num_in_flight_;
   return true;
 }
 
@@ -108,150 +108,100 @@ void Engine::accept_commands() {
   }
 }
 
-void Engine::count_plan() {
-  for (SeqId id : plan_.preempted) ++sequences_[id].stats.num_preemptions;
-  for (const ChunkPlan& chunk : plan_.chunks) {
-    (chunk.num_tokens == 1 && chunk.sample ? record_.num_decode_tokens : record_.num_prefill_tokens) +=
+void Engine::commit(Flight& flight) {
+  const StepPlan& plan = flight.plan;
+  count_plan(flight);
+  kv_.commit(plan, sequences_);
+  for (SeqId id : plan.preempted) sequences_.preempt(id);
+  for (SeqId id : plan.admitted) sequences_.admit(id);
+  for (const LoadPlan& load : plan.loads) sequences_.admit(load.seq);
+  pack_step(plan, kv_.pairs(), config_.fidelity.attention_path, sequences_, flight.packed);
+  count_fidelity(flight);
+  count_copies(flight.record);
+}
+
+void Engine::launch(Flight& flight) {
+  StepRecord& record = flight.record;
+  flight.submit_us = clock_.now_us();
+  record.plan_us = flight.submit_us - record.start_us;
+  const bool waits = num_in_flight_ == 0 && kv_.pairs().num_transfers() > 0;
+  flight.submitted = !flight.plan.chunks.empty() || !kv_.jobs().empty() || waits;
+  if (!flight.submitted) return;
+  const bool device_works = num_in_flight_ > 0 && flights_[oldest_].submitted;
+  if (!device_works && collected_us_) record.host_gap_us = flight.submit_us - *collected_us_;
+  backend_->submit(flight.packed.view(kv_.jobs()));
+  advance(flight);
+}
+
+// Sequences as they are for the step after the one that was submitted. Who surely ends with its token is not
+// planned again; a stop token shows only at delivery, and what was computed beyond it is dropped there.
+void Engine::advance(const Flight& flight) {
+  for (const ChunkPlan& chunk : flight.plan.chunks) sequences_[chunk.seq].num_computed += chunk.num_tokens;
+  const PackedStep& packed = flight.packed;
+  for (size_t i = 0; i < packed.sample_rows.size(); ++i) {
+    if (packed.sample_rows[i].target >= 0) continue;
+    Sequence& sequence = sequences_[packed.sample_seqs[i]];
+    if (!is_full(sequence, sequence.num_output() + 1)) sequence.tokens.push_back(pending_token(int32_t(i)));
+  }
+}
+
+void Engine::count_plan(Flight& flight) {
+  const StepPlan& plan = flight.plan;
+  StepRecord& record = flight.record;
+  for (SeqId id : plan.preempted) ++sequences_[id].stats.num_preemptions;
+  for (const ChunkPlan& chunk : plan.chunks) {
+    (chunk.num_tokens == 1 && chunk.sample ? record.num_decode_tokens : record.num_prefill_tokens) +=
         chunk.num_tokens;
     Sequence& sequence = sequences_[chunk.seq];
     const int end = chunk.first_pos + chunk.num_tokens;
-    record_.num_recomputed += std::clamp(sequence.num_ever_computed - chunk.first_pos, 0, chunk.num_tokens);
+    record.num_recomputed += std::clamp(sequence.num_ever_computed - chunk.first_pos, 0, chunk.num_tokens);
     sequence.num_ever_computed = std::max(sequence.num_ever_computed, end);
   }
-  for (const ChunkPlan& chunk : std::span(plan_.chunks).last(plan_.admitted.size())) {
-    count_admitted(chunk.seq, chunk.first_pos);
-    record_.prefix_hit_tokens += chunk.first_pos;
+  for (const ChunkPlan& chunk : std::span(plan.chunks).last(plan.admitted.size())) {
+    count_admitted(chunk.seq, chunk.first_pos, record);
+    record.prefix_hit_tokens += chunk.first_pos;
   }
-  for (const LoadPlan& load : plan_.loads) {
-    count_admitted(load.seq, load.first_pos + load.num_tokens);
-    record_.prefix_hit_tokens += load.first_pos;
+  for (const LoadPlan& load : plan.loads) {
+    count_admitted(load.seq, load.first_pos + load.num_tokens, record);
+    record.prefix_hit_tokens += load.first_pos;
   }
-  record_.num_preemptions_avoided = planner_.num_avoided();
+  record.num_preemptions_avoided = planner_.num_avoided();
+  record.num_admitted = int(plan.admitted.size() + plan.loads.size());
+  record.num_preempted = int(plan.preempted.size());
 }
 
 // `num_cached`: tokens that need not be computed.
-void Engine::count_admitted(SeqId id, int num_cached) {
+void Engine::count_admitted(SeqId id, int num_cached, StepRecord& record) {
   Sequence& sequence = sequences_[id];
-  record_.prefix_query_tokens += sequence.may_use_prefix_cache() ? sequence.num_tokens() : 0;
+  record.prefix_query_tokens += sequence.may_use_prefix_cache() ? sequence.num_tokens() : 0;
   if (sequence.stats.num_preemptions > 0) return;
   sequence.stats.first_scheduled_us = clock_.now_us();
   sequence.stats.num_cached = num_cached;
 }
 
-void Engine::count_fidelity() {
-  const Exposure seen = charge_exposure(plan_, packed_, sequences_);
-  record_.pairs_seen = seen.pairs, record_.base_pairs_seen = seen.base_pairs;
-  record_.query_pairs_seen = seen.query_pairs, record_.query_base_pairs_seen = seen.query_base_pairs;
-  record_.path = packed_.path;
+void Engine::count_fidelity(Flight& flight) {
+  const StepPlan& plan = flight.plan;
+  StepRecord& record = flight.record;
+  record.path = flight.packed.path;
   const KvJobs& jobs = kv_.jobs();
-  record_.demoted_pairs = int(jobs.demotes.size());  // with those that only the prefix cache has
-  record_.promoted_pairs = int(jobs.promotes.size());
-  record_.restores_begun = int(plan_.restores.size());
-  record_.backups_begun = int(plan_.backups.size());
-  record_.shortage = planner_.shortage(), record_.reserve = planner_.reserve();
+  record.demoted_pairs = int(jobs.demotes.size());  // with those that only the prefix cache has
+  record.promoted_pairs = int(jobs.promotes.size());
+  record.restores_begun = int(plan.restores.size());
+  record.backups_begun = int(plan.backups.size());
+  record.shortage = planner_.shortage(), record.reserve = planner_.reserve();
 }
 
-void Engine::count_copies() {
+void Engine::count_copies(StepRecord& record) {
   const BackendInfo& info = backend_->info();
   const KvJobs& jobs = kv_.jobs();
   for (const DemoteJob& job : jobs.demotes)
-    if (job.low >= 0) record_.to_host_bytes += int64_t(info.low_plane_bytes);
+    if (job.low >= 0) record.to_host_bytes += int64_t(info.low_plane_bytes);
   for (const TransferJob& job : jobs.transfers) {
-    record_.stores_begun += job.kind == TransferKind::store_pair;
-    record_.loads_begun += job.kind == TransferKind::load_pair;
+    record.stores_begun += job.kind == TransferKind::store_pair;
+    record.loads_begun += job.kind == TransferKind::load_pair;
     const auto bytes = int64_t(is_whole_pair(job.kind) ? info.pair_bytes : info.low_plane_bytes);
-    (is_to_host(job.kind) ? record_.to_host_bytes : record_.from_host_bytes) += bytes;
+    (is_to_host(job.kind) ? record.to_host_bytes : record.from_host_bytes) += bytes;
   }
-}
-
-void Engine::deliver(const StepOutput& output) {
-  EKV_CHECK(output.rows.size() == packed_.sample_rows.size(), "the backend answers each sample row once");
-  for (int32_t chunk : output.invalid_chunks)
-    finish(sequences_[plan_.chunks[size_t(chunk)].seq], FinishReason::error,
-           {.error = "the model's keys, values or logits were not finite for this request"});
-  for (const ChunkPlan& chunk : plan_.chunks) {
-    Sequence* sequence = sequences_.find(chunk.seq);
-    if (!sequence) continue;
-    sequence->num_computed += chunk.num_tokens;
-    kv_.publish(*sequence);
-  }
-  // First tokens leave before the next ones of streams that are under way: with 512 streams the messages of a
-  // step take milliseconds, which a first token at their end would wait for.
-  const int64_t now_us = clock_.now_us();
-  for (const bool first_token : {true, false})
-    for (size_t i = 0; i < output.rows.size(); ++i) {
-      const SampleRow& asked = packed_.sample_rows[i];
-      Sequence* sequence = sequences_.find(packed_.sample_seqs[i]);
-      if (sequence && (asked.output_index == 0) == first_token)
-        deliver_row(*sequence, asked, output.rows[i], now_us);
-    }
-  for (uint32_t ticket : output.transfers_done) kv_.transfer_done(ticket);
-  kv_.finish_loads(sequences_.running());
-  record_.transfers_done = int(output.transfers_done.size());
-  record_.clamped_values = output.clamped_values;
-}
-
-void Engine::deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us) {
-  if (asked.target >= 0) {
-    EKV_CHECK(row.logprobs.has_value(), "a prompt row carries its logprobs");
-    sequence.prompt_logprobs.push_back(*row.logprobs);
-    return;
-  }
-  sequence.tokens.push_back(row.token);
-  sequence.stats.num_output = sequence.num_output();
-  if (sequence.num_output() == 1) sequence.stats.first_token_us = now_us;
-  sequence.stats.last_token_us = now_us;
-
-  SeqEvent event{.token = row.token, .logprobs = row.logprobs};
-  if (sequence.num_output() == 1) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
-  const FinishReason reason = finish_reason(sequence);
-  if (reason != FinishReason::none) return finish(sequence, reason, std::move(event));
-  event.id = sequence.id;
-  event.stats = sequence.stats;
-  listener_.on_event(std::move(event));
-}
-
-FinishReason Engine::finish_reason(const Sequence& sequence) const {
-  const SamplingParams& params = sequence.request.sampling;
-  const auto& stops = params.stop_token_ids;
-  const bool may_stop = sequence.num_output() >= params.min_tokens;
-  if (may_stop && std::find(stops.begin(), stops.end(), sequence.tokens.back()) != stops.end())
-    return FinishReason::stop;
-  const bool full =
-      sequence.num_output() >= params.max_tokens || sequence.num_tokens() >= config_.max_model_len;
-  return full ? FinishReason::length : FinishReason::none;
-}
-
-void Engine::finish(Sequence& sequence, FinishReason reason, SeqEvent event) {
-  kv_.release(sequence);
-  event.id = sequence.id;
-  event.finish = reason;
-  event.stats = sequence.stats;
-  sequences_.erase(sequence.id);
-  listener_.on_event(std::move(event));
-}
-
-void Engine::report(int64_t start_us, int64_t planned_us) {
-  record_.start_us = start_us;
-  record_.plan_us = planned_us - start_us;
-  record_.end_us = clock_.now_us();
-  record_.num_running = int(sequences_.running().size());
-  record_.num_waiting = int(sequences_.waiting().size());
-  record_.num_admitted = int(plan_.admitted.size() + plan_.loads.size());
-  record_.num_preempted = int(plan_.preempted.size());
-  record_.free_pages = kv_.num_free_pages();
-  record_.cached_pages = kv_.num_cached_pages();
-  record_.total_pages = kv_.num_pages();
-  const PairTable& pairs = kv_.pairs();
-  record_.locked_pages = pairs.num_locked_pages();
-  record_.resident_pairs = pairs.num_pairs(), record_.resident_base_pairs = pairs.num_base();
-  record_.host_slots_used = pairs.num_host_slots() - pairs.num_free_slots() + kv_.host().num_used();
-  record_.stores_skipped =
-      kv_.num_skipped_stores() - std::exchange(num_skipped_before_, kv_.num_skipped_stores());
-  if (kv_.host().num_loads() > 0)
-    record_.num_loading = int(std::ranges::count_if(
-        sequences_.running(), [](const Sequence* s) { return s->blocks.num_loading > 0; }));
-  listener_.on_step(record_);
 }
 
 void Engine::fail_all(const std::string& reason) {

@@ -11,4 +11,8 @@ ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test
 ekv_threaded(cpu_threads_test cpu_invariance_test)
 ekv_test(cpu_elastic_test LABEL property SOURCES property/cpu_elastic_test.cpp LIBS ekv_cpu)
 ekv_test(cpu_offload_test LABEL property SOURCES property/cpu_offload_test.cpp LIBS ekv_core ekv_cpu)
+ekv_test(cpu_in_flight_test LABEL property SOURCES property/cpu_in_flight_test.cpp LIBS ekv_core ekv_cpu)
+set_tests_properties(cpu_in_flight_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
+add_test(NAME cpu_in_flight_real_model COMMAND cpu_in_flight_test)
+set_tests_properties(cpu_in_flight_real_model PROPERTIES LABELS model ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(quality_test LABEL model SOURCES golden/quality_test.cpp LIBS ekv_bench_commands)

@@ -22,6 +22,7 @@ struct BackendInfo {
   int num_pages = 0;       // pages in the KV pool
   int num_host_slots = 0;  // host memory for low planes, or for whole pairs: see host_content()
   size_t low_plane_bytes = 0, pair_bytes = 0;  // what a copy moves
+  int max_steps_in_flight = 1;                 // submitted and not yet collected
 };
 
 constexpr HostContent host_content(KvPolicy policy) {
@@ -35,18 +36,20 @@ struct SampleRow {
   int32_t output_index = 0;   // index of the token to sample in the sequence's output; keys the random draw
   int32_t num_logprobs = -1;  // alternatives to report; -1: no logprobs
   const SamplingParams* params = nullptr;
-  std::span<const TokenId> tokens;  // prompt and output so far, for penalties
+  std::span<const TokenId> tokens;  // prompt and output so far, for penalties; the last may be pending
   int32_t num_prompt = 0;           // how many of them are prompt
   SeqId seq{};                      // whose row; SeqId{}: nobody's that was there before
 };
 
-// Flat arrays; n = tokens in the step, s = sequences in it. Valid until collect() returns. A step without
-// sequences is for its jobs and transfers, or waits for the next ticket when nothing else is left to do.
+// Flat arrays; n = tokens in the step, s = sequences in it. They, and what sample rows point to, are valid
+// until submit() returns. A step without sequences is for its jobs and transfers, or waits for the next ticket
+// when nothing else is left to do.
 struct StepInput {
   std::span<const DemoteJob> demotes;
   std::span<const PromoteJob> promotes;
   std::span<const TransferJob> transfers;
-  std::span<const TokenId> tokens;     // [n]
+  std::span<const TokenId> tokens;     // [n] pending ones name rows of the step submitted just before; where
+                                       // that row's chunk was invalid, any token does
   std::span<const int32_t> positions;  // [n]
   std::span<const Slot> slot_mapping;  // [n] where each token's K and V are written
   std::span<const int32_t> q_start;    // [s + 1] chunk i is rows q_start[i]..q_start[i + 1]
@@ -72,12 +75,17 @@ struct StepOutput {
 
 // Called once a step, so virtual calls cost nothing; there is no per-operation interface, so a backend is free
 // to fuse, to capture graphs, or to compute nothing. Engine thread only.
+//
+// Steps take effect in the order of their submission. As many as info().max_steps_in_flight may be submitted
+// before the oldest is collected. The caller frees and reuses pages while a step that reads or writes them is
+// still in flight: whatever a step does to a page or a host slot, its copies included, comes after all chunks
+// of the steps submitted before it. May be destroyed with steps in flight.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const BackendInfo& info() const = 0;
   virtual void submit(const StepInput& input) = 0;
-  virtual const StepOutput& collect() = 0;  // valid until the next submit
+  virtual const StepOutput& collect() = 0;  // of the oldest step in flight; valid until the next collect
 };
 
 enum class BaseFill : uint8_t { zero, mid };  // what `e5m2` reads for the missing low byte
@@ -98,6 +106,7 @@ struct CudaOptions {
   int device = 0;          // number of the GPU
   int num_host_slots = 0;  // page-locked; all of their memory is taken at the start
   HostContent host_content = HostContent::low_planes;
+  bool enforce_eager = false;  // launch steps of decodes kernel by kernel, too; the same bits
 };
 // The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
 // go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend

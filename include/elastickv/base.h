@@ -14,6 +14,12 @@
 namespace ekv {
 
 using TokenId = int32_t;
+// A token that the device knows and the host does not yet: the one that sample row `row` of the step submitted
+// just before yields. Stands for it until that step is delivered. Ids of a vocabulary are not negative.
+constexpr TokenId pending_token(int32_t row) { return ~row; }
+constexpr bool is_pending(TokenId token) { return token < 0; }
+constexpr int32_t pending_row(TokenId token) { return ~token; }
+
 enum class SeqId : uint64_t {};
 enum class PageId : int32_t {};  // a place in the device pool, of the size of one TARGET block
 constexpr PageId kNoPage{-1};
@@ -70,6 +76,7 @@ class SteadyClock : public Clock {
   int64_t now_us() const override;
 };
 
+void log_debug(std::string_view message);
 void log_info(std::string_view message);
 void log_warn(std::string_view message);
 void log_error(std::string_view message);

@@ -86,7 +86,9 @@ struct EngineConfig {
   SchedulerConfig scheduler;
   KvConfig kv;
   FidelityConfig fidelity;
-  int max_model_len = 2048;  // prompt + output tokens of one sequence
+  int max_model_len = 2048;       // prompt + output tokens of one sequence
+  bool async_scheduling = false;  // plan and submit a step while the device works on the one before, where the
+                                  // backend can
 };
 
 // The first setting that makes no sense, with its name; nullopt when all do.

@@ -21,9 +21,17 @@ namespace ekv {
 
 // What one step did and how things stand after it; for metrics and the step log. A step that found nothing to
 // run reports too, with zero tokens.
+//
+// Times of a step: planned from start_us on, submitted, collected, delivered until end_us. With two steps in
+// flight the next one is planned and submitted before this one is collected; counts of what runs, waits and
+// is held are those at end_us.
 struct StepRecord {
-  int64_t start_us = 0, end_us = 0;    // Clock time
-  int64_t plan_us = 0, device_us = 0;  // how long planning and packing took, and how long the device
+  int64_t start_us = 0, end_us = 0;  // Clock time
+  int64_t plan_us = 0;               // planning, bookkeeping and packing
+  int64_t device_us = 0;    // from submit(), or the end of the step before if later, to the end of collect()
+  int64_t wait_us = 0;      // of that in collect(): the host had nothing else to do. Near 0: the host is slower
+  int64_t host_gap_us = 0;  // from the end of the step before to submit(): the device had nothing to do. 0 when
+                            // that step was collected later, and after a pause in which nobody was served
   int num_prefill_tokens = 0, num_decode_tokens = 0;
   int num_running = 0, num_waiting = 0;
   int num_admitted = 0, num_preempted = 0;
@@ -70,9 +78,13 @@ class Engine {
   void reset_prefix_cache();  // any thread; takes effect before the next step
 
   // Engine thread.
-  bool step();                                            // false: there was nothing to run
+  // False: there was nothing to run, nor anything in flight. With config().async_scheduling and a backend that
+  // can, one step stays in flight from call to call, and what a call delivers was submitted by the one before.
+  bool step();
   void wait_for_work(std::chrono::milliseconds at_most);  // returns when a command arrived, or after the time
-  bool idle() const { return sequences_.empty() && mailbox_.empty() && kv_.pairs().num_transfers() == 0; }
+  bool idle() const {
+    return sequences_.empty() && mailbox_.empty() && num_in_flight_ == 0 && kv_.pairs().num_transfers() == 0;
+  }
   void fail_all(const std::string& reason);  // ends every sequence with FinishReason::error
   void check_integrity() const;              // aborts when a page or a reference is lost
 
@@ -91,17 +103,33 @@ class Engine {
   struct ResetPrefixCache {};
   using Command = std::variant<NewSequence, Cancel, ResetPrefixCache>;
 
+  // A step from its plan to its delivery.
+  struct Flight {
+    StepPlan plan;
+    PackedStep packed;
+    StepRecord record;
+    bool submitted = false;  // false: it only preempts, and the device has nothing to do
+    int64_t submit_us = 0;   // Clock time
+  };
+
   Status refuse(const Request& request) const;
   void accept_commands();
-  void count_plan();
-  void count_admitted(SeqId id, int first_pos);
-  void count_fidelity();
-  void count_copies();
-  void deliver(const StepOutput& output);
+  void commit(Flight& flight);
+  void launch(Flight& flight);
+  void advance(const Flight& flight);
+  void count_plan(Flight& flight);
+  void count_admitted(SeqId id, int first_pos, StepRecord& record);
+  void count_fidelity(Flight& flight);
+  void count_copies(StepRecord& record);
+  void land(Flight& flight);
+  const StepOutput& collect(Flight& flight);
+  void deliver(Flight& flight, const StepOutput& output);
+  void deliver_tokens(const Flight& flight, const StepOutput& output);
   void deliver_row(Sequence& sequence, const SampleRow& asked, const SampledRow& row, int64_t now_us);
-  FinishReason finish_reason(const Sequence& sequence) const;
+  bool is_full(const Sequence& sequence, int num_output) const;
+  FinishReason finish_reason(const Sequence& sequence, int num_output, TokenId last) const;
   void finish(Sequence& sequence, FinishReason reason, SeqEvent event);
-  void report(int64_t start_us, int64_t planned_us);
+  void report(StepRecord& record);
 
   EngineConfig config_;
   std::unique_ptr<Backend> backend_;
@@ -113,10 +141,11 @@ class Engine {
   std::vector<Command> commands_;  // of the step being run
   std::atomic<uint64_t> next_id_{1};
   StepPlanner planner_;
-  StepPlan plan_;
-  PackedStep packed_;
-  StepRecord record_;
-  int num_skipped_before_ = 0;  // stores, up to the step before
+  std::vector<Flight> flights_;  // a ring, as large as steps may be in flight
+  size_t oldest_ = 0;            // in flight, if any is
+  size_t num_in_flight_ = 0;
+  std::optional<int64_t> collected_us_;  // when the last step was, Clock time; none: nobody was served since
+  int num_skipped_before_ = 0;           // stores, up to the step before
 };
 
 }  // namespace ekv

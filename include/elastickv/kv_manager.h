@@ -35,8 +35,9 @@ class KvManager {
  public:
   KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity = {}, int num_host_slots = 0);
 
-  KvBudget budget() const;                           // O(1)
-  PrefixHit lookup(const Sequence& sequence) const;  // no side effects; O(tokens of the hit and of the load)
+  KvBudget budget() const;  // O(1)
+  // All tokens of the sequence are known. No side effects; O(tokens of the hit and of the load).
+  PrefixHit lookup(const Sequence& sequence) const;
   // What plan_step() sees of a sequence, but for num_demotable and the peaks. A waiting one costs a lookup(),
   // so view only those that may be admitted; a running one costs O(log pairs) while all pairs are TARGET and no
   // transfer is under way, else O(pairs).
@@ -65,18 +66,21 @@ class KvManager {
   void finish_loads(std::span<Sequence* const> running);
   std::span<const PairId> restored() const { return restored_; }  // the next plan promotes them, all of them
 
-  // Whole pairs below num_computed become findable, clean and tainted ones on their own chains, and with
+  // Whole pairs of the first `num_tokens` become findable, clean and tainted ones on their own chains, and with
   // exact_offload they are written to the host: the copies begin with the next commit. Only after the
-  // step that computed them is done and known to be good. What finds no slot on the host, because all are in
-  // use, is tried again; what the host has evicted since is not, until the sequence is admitted anew. Where
-  // equal content is cached already as TARGET (two sequences computed the same prompt side by side), the
-  // sequence goes over to the cached pair and frees its own. Otherwise an entry could outlive everybody who
-  // reads it, held by a sequence that has a second copy: up to twice the pages of its length, and a sequence
-  // that fits the pool alone could wait for ever. Where it is cached as BASE the sequence keeps its own pair to
-  // itself.
-  void publish(Sequence& sequence);
+  // step that computed them is done and known to be good, so never what a step in flight computes; that step
+  // may go on reading the pairs that are given up here, because their pages are written by later steps only.
+  // What finds no slot on the host, because all are in use, is tried again; what the host has evicted since is
+  // not, until the sequence is admitted anew. Where equal content is cached already as TARGET (two sequences
+  // computed the same prompt side by side), the sequence goes over to the cached pair and frees its own.
+  // Otherwise an entry could outlive everybody who reads it, held by a sequence that has a second copy: up to
+  // twice the pages of its length, and a sequence that fits the pool alone could wait for ever. Where it is
+  // cached as BASE the sequence keeps its own pair to itself.
+  void publish(Sequence& sequence, int num_tokens);
+  void publish(Sequence& sequence) { publish(sequence, sequence.num_computed); }
   // Gives back everything, the tail before the head, so that eviction shortens cached prefixes from behind.
-  // num_computed becomes 0. Allowed at any time between steps, and for waiting sequences.
+  // num_computed becomes 0. Allowed at any time between submissions, and for waiting sequences: a step in
+  // flight that uses the pages comes before every step that can get them.
   void release(Sequence& sequence);
 
   // Forgets all cached pairs that no sequence uses, and what the host holds but for copies under way.
@@ -114,8 +118,8 @@ class KvManager {
   void attach_prefix(Sequence& sequence, int num_tokens);
   void find_loadable(const Sequence& sequence, PrefixHit& hit) const;
   void load(Sequence& sequence, int num_tokens);
-  void publish_cached(Sequence& sequence);
-  void store(Sequence& sequence);
+  void publish_cached(Sequence& sequence, int num_tokens);
+  void store(Sequence& sequence, int num_tokens);
   void keep_waiting_stored(const SequenceTable& sequences);
   StoredPair* store_pair(StoredPair* parent, const Sequence& sequence, int pair);
   int num_missing(const StepPlan& plan, SequenceTable& sequences) const;

@@ -25,6 +25,8 @@ namespace ekv {
 //              the same rules: it takes the pages of all of it and waits for the copies, then its prefill goes
 //              on. Until then it gives up nothing, because its pages could not be used before the copies end.
 //              One that waits for other copies (SeqView::load_later) is not admitted, nor is anybody after it.
+//   Ending     A running sequence whose last token a step in flight yields has no chunk, takes no place in the
+//              batch, and gives up nothing: its pages come back when that step is delivered.
 //   Fidelity   budget.max_demotions pages more may be used than are free, up to the sum of num_demotable of the
 //              sequences that keep their pages; a victim takes its own with it. The caller demotes as many
 //              pairs as PageDemand says are missing.

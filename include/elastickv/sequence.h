@@ -20,10 +20,13 @@ constexpr int kClean = INT32_MAX;
 struct Sequence {
   SeqId id{};
   Request request;
-  std::vector<TokenId> tokens;  // prompt, then output
-  int num_computed = 0;         // positions whose KV is valid, or on its way while blocks.num_loading > 0; done
-                                // with prefill when it equals tokens.size()
-  int num_ever_computed = 0;    // the most that num_computed has been, or is in the step under way
+  // Prompt, then output. The last two may be pending: the next-to-last until the older of two steps in flight
+  // is delivered, which happens before the step after the younger one is planned.
+  std::vector<TokenId> tokens;
+  int num_computed = 0;       // positions whose KV is valid for the next step: written by steps that may be in
+                              // flight, or on its way while blocks.num_loading > 0. One less than tokens.size()
+                              // for a decode; equal to it when a step in flight yields the last token
+  int num_ever_computed = 0;  // the most that num_computed has been
   BlockTable blocks;
   int tainted_from = kClean;  // first position whose KV was computed from BASE, or from KV that was
   SeqState state = SeqState::waiting;

@@ -21,7 +21,7 @@ struct KvBudget {
 struct SeqView {
   SeqId id{};
   int num_tokens = 0;
-  int num_computed = 0;      // of a waiting sequence: 0
+  int num_computed = 0;      // of a waiting sequence: 0; num_tokens: a step in flight yields the last token
   int num_blocks = 0;        // covered by pages now: positions below num_blocks * kBlockTokens need no new page
   int num_freeable = 0;      // running: pages that its preemption alone makes free or evictable
   int num_cached = 0;        // waiting: leading tokens found in the prefix cache, whole pairs

@@ -11,6 +11,9 @@ namespace ekv {
 
 enum class Device : uint8_t { cpu, cuda };
 std::string_view name_of(Device device);
+// What --async-scheduling is unless given: on where the device works beside the host. On the CPU a second step
+// in flight gains nothing and makes tokens wait.
+constexpr bool default_async_scheduling(Device device) { return device == Device::cuda; }
 
 // "cpu", "cuda", or "auto": cuda where this build and this machine have it. Errors: cuda is not there.
 Result<Device> choose_device(std::string_view asked);

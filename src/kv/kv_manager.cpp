@@ -37,6 +37,9 @@ const CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence
 }
 
 PrefixHit KvManager::lookup(const Sequence& sequence) const {
+  // Who is preempted may have a pending token. It is looked up for a later step at the earliest, because a step
+  // that preempts admits nobody, and then the step that yields the token has been delivered.
+  EKV_CHECK(!is_pending(sequence.tokens.back()), "the tokens of a sequence that waits are known");
   PrefixHit hit;
   for_each_hit(sequence, [&](const CachedPair& entry) {
     hit.num_tokens += kPairTokens;
@@ -244,15 +247,15 @@ void KvManager::transfer_done(uint32_t ticket) {
   if (CachedPair* entry = pairs_[done.pair].cached) cache_.refresh(*entry);
 }
 
-void KvManager::publish(Sequence& sequence) {
-  if (config_.prefix_cache) publish_cached(sequence);
-  if (host_.num_slots() > 0) store(sequence);
+void KvManager::publish(Sequence& sequence, int num_tokens) {
+  if (config_.prefix_cache) publish_cached(sequence, num_tokens);
+  if (host_.num_slots() > 0) store(sequence, num_tokens);
 }
 
-void KvManager::publish_cached(Sequence& sequence) {
+void KvManager::publish_cached(Sequence& sequence, int num_tokens) {
   BlockTable& blocks = sequence.blocks;
   CachedPair* parent = blocks.num_cached ? pairs_[blocks.pairs[size_t(blocks.num_cached) - 1]].cached : nullptr;
-  while ((blocks.num_cached + 1) * kPairTokens <= sequence.num_computed) {
+  while ((blocks.num_cached + 1) * kPairTokens <= num_tokens) {
     PairId& pair = blocks.pairs[size_t(blocks.num_cached)];
     const std::span<const TokenId> tokens = pair_tokens(sequence, blocks.num_cached);
     const std::string& salt = sequence.request.cache_salt;

@@ -66,9 +66,9 @@ void KvManager::keep_waiting_stored(const SequenceTable& sequences) {
   }
 }
 
-void KvManager::store(Sequence& sequence) {
+void KvManager::store(Sequence& sequence, int num_tokens) {
   BlockTable& blocks = sequence.blocks;
-  const int whole = sequence.num_computed / kPairTokens;
+  const int whole = num_tokens / kPairTokens;
   if (blocks.num_stored >= whole || (blocks.num_stored > 0 && !host_.holds(blocks.stored))) return;
   while (blocks.num_stored < whole) {
     StoredPair* entry = store_pair(blocks.stored.entry, sequence, blocks.num_stored);

@@ -95,7 +95,7 @@ void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath atten
                SequenceTable& sequences, PackedStep& packed) {
   packed.tokens.clear(), packed.positions.clear(), packed.slot_mapping.clear();
   packed.q_start.assign(1, 0), packed.kv_len.clear();
-  packed.sample_rows.clear(), packed.sample_seqs.clear(), packed.base_runs.clear();
+  packed.sample_rows.clear(), packed.sample_seqs.clear(), packed.base_runs.clear(), packed.tainted.clear();
 
   packed.max_pairs = 0;
   for (const ChunkPlan& chunk : plan.chunks)
@@ -107,10 +107,13 @@ void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath atten
 
   PairEntry* row = packed.table.data();
   for (const ChunkPlan& chunk : plan.chunks) {
-    const Sequence& sequence = sequences[chunk.seq];
+    Sequence& sequence = sequences[chunk.seq];
     pack_rows(chunk, pairs, sequence, packed);
     pack_samples(chunk, sequence, packed);
     packed.base_runs.push_back(pack_table(sequence.blocks, pairs, row));
+    if (packed.base_runs.back().count > 0)
+      sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
+    packed.tainted.push_back(sequence.tainted_from != kClean);
     row += packed.max_pairs;
   }
   packed.path = path_of(packed.base_runs, attention_path);
@@ -120,13 +123,13 @@ Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, Sequenc
   Exposure sum;
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const ChunkPlan& chunk = plan.chunks[i];
-    Sequence& sequence = sequences[chunk.seq];
+    Sequence* sequence = sequences.find(chunk.seq);
+    if (!sequence) continue;
     const int num_pairs = ceil_div(packed.kv_len[i], kPairTokens), num_base = packed.base_runs[i].count;
-    SeqStats& stats = sequence.stats;
+    SeqStats& stats = sequence->stats;
     stats.pairs_seen += num_pairs, stats.base_pairs_seen += num_base;
     stats.peak_base_fraction = std::max(stats.peak_base_fraction, double(num_base) / num_pairs);
-    if (num_base > 0) sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
-    if (sequence.tainted_from != kClean) stats.num_tainted += chunk.num_tokens;
+    if (packed.tainted[i]) stats.num_tainted += chunk.num_tokens;
     sum.pairs += num_pairs, sum.base_pairs += num_base;
     sum.query_pairs += int64_t(num_pairs) * chunk.num_tokens;
     sum.query_base_pairs += int64_t(num_base) * chunk.num_tokens;

@@ -10,6 +10,8 @@ namespace {
 int blocks_of(int num_tokens) { return ceil_div(num_tokens, kBlockTokens); }
 int to_compute(const SeqView& s) { return s.num_tokens - s.num_computed; }
 bool is_loading(const SeqView& s) { return s.num_loading > 0; }
+bool is_ending(const SeqView& s) { return to_compute(s) == 0; }  // with the step in flight
+bool is_resting(const SeqView& s) { return is_loading(s) || is_ending(s); }
 bool is_decode(const SeqView& s) { return to_compute(s) == 1 && !is_loading(s); }
 int missing_pages(const SeqView& s, int num_tokens) {
   return std::max(0, blocks_of(num_tokens) - s.num_blocks);
@@ -21,6 +23,7 @@ class Planner {
   Planner(const SchedulerConfig& config, std::span<const SeqView> running, KvBudget budget, StepPlan& plan)
       : config_(config), kept_(running), budget_(budget), plan_(plan), tokens_left_(config.max_step_tokens) {
     decodes_ahead_ = int(std::ranges::count_if(running, is_decode));
+    num_ending_ = int(std::ranges::count_if(running, is_ending));
     for (const SeqView& s : running) {
       demotable_ += s.num_demotable;
       peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
@@ -50,6 +53,7 @@ class Planner {
   int tokens_left_;
   int decodes_ahead_ = 0;   // running decodes without a chunk yet; each has one of the tokens left
   int num_decodes_ = 0;     // they are the first chunks of the plan
+  int num_ending_ = 0;      // they keep their pages in this step and have no place in it
   int promised_pages_ = 0;  // what the scheduled prompts will need after this step
   int num_left_out_ = 0;    // running sequences that found no page
   int demotable_ = 0;       // pairs of those who keep their pages
@@ -61,9 +65,9 @@ class Planner {
 void Planner::run_running() {
   for (size_t i = 0; i < kept_.size(); ++i) {
     const SeqView& s = kept_[i];
-    EKV_CHECK(to_compute(s) > 0, "a running sequence has a token to compute");
+    EKV_CHECK(to_compute(s) >= 0, "only known and pending tokens are computed");
     if (is_decode(s)) --decodes_ahead_;
-    const int n = is_loading(s) ? 0 : chunk_tokens(to_compute(s));
+    const int n = is_resting(s) ? 0 : chunk_tokens(to_compute(s));
     if (n == 0) {  // or a prefill whose turn comes when those before it are done
       promised_pages_ += missing_pages(s, s.num_tokens);
       continue;
@@ -90,7 +94,7 @@ bool Planner::make_room(int num_pages, size_t after) {
   page_bound_ = true;
   int held = 0, demotable = demotable_;
   for (const SeqView& s : kept_.subspan(after)) {
-    if (!is_loading(s)) held += s.num_blocks - s.num_base;
+    if (!is_resting(s)) held += s.num_blocks - s.num_base;
     demotable -= s.num_demotable;
   }
   const int most = budget_.free_pages + std::min(demotable, budget_.max_demotions) - spent_ + held;
@@ -102,7 +106,7 @@ bool Planner::make_room(int num_pages, size_t after) {
 void Planner::preempt_last() {
   const SeqView& victim = kept_.back();
   kept_ = kept_.first(kept_.size() - 1);
-  if (is_loading(victim)) return;  // it stays, and has no chunk that it would be kept for
+  if (is_resting(victim)) return;  // it stays, and has no chunk that it would be kept for
   plan_.preempted.push_back(victim.id);
   spent_ -= victim.num_freeable;
   demotable_ -= victim.num_demotable;
@@ -133,7 +137,7 @@ void Planner::admit(std::span<const SeqView> waiting) {
 
 // Its first chunk, or what the host holds of it.
 bool Planner::admit(const SeqView& s) {
-  const int num_running = int(kept_.size() + plan_.admitted.size() + plan_.loads.size());
+  const int num_running = int(kept_.size() + plan_.admitted.size() + plan_.loads.size()) - num_ending_;
   const int n = s.num_loadable > 0 ? s.num_loadable : chunk_tokens(s.num_tokens - s.num_cached);
   if (num_running >= config_.max_step_seqs || n == 0 || s.load_later) return false;
 

@@ -49,7 +49,9 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
     if (guaranteed) set_peaks(running_.back(), *s, most_slots);
   }
   waiting_.clear();
-  const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - int(running_.size())));
+  const auto is_ending = [](const SeqView& s) { return s.num_computed == s.num_tokens; };
+  const int num_placed = int(running_.size()) - int(std::ranges::count_if(running_, is_ending));
+  const size_t places = size_t(std::max(0, config_.scheduler.max_step_seqs - num_placed));
   const int chunk = config_.scheduler.max_chunk_tokens, free_pages = kv.budget().free_pages;
   int64_t tokens = 0, pages = 0;  // that admitting those viewed so far would take from this step at least
   for (const Sequence* s : sequences.waiting()) {

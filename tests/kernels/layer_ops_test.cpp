@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "elastickv/base.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/number_formats.h"
 
@@ -184,6 +185,26 @@ TEST(Embed, CopiesRowsOfItsShardAndZerosOthers) {
     want.resize(want.size() + hidden, kPoison);
     EXPECT_EQ(d_out.host(), want) << "hidden " << hidden;
   }
+}
+
+TEST(Embed, PendingTokensAreThoseOfTheStepBefore) {
+  std::mt19937 rng(31);
+  const int hidden = 576, first = 100, count = 50;
+  const std::vector<uint16_t> table = random_bits(rng, size_t(count) * hidden);
+  const std::vector<int32_t> previous = {120, 99, -1, 149, 150};
+  const std::vector<int32_t> tokens = {
+      pending_token(3), 101, pending_token(0), pending_token(1), pending_token(2), pending_token(4),
+      pending_token(3)};
+  DeviceVector<uint16_t> d_table(table), d_out(tokens.size() * hidden, kPoison);
+  DeviceVector<int32_t> d_tokens(tokens), d_previous(previous);
+  EmbedArgs a;
+  a.table = d_table.data(), a.tokens = d_tokens.data(), a.previous = d_previous.data(), a.out = d_out.data();
+  a.num_rows = int(tokens.size()), a.hidden = hidden, a.first_token = first, a.num_tokens = count;
+  launch_embed(a, nullptr);
+  std::vector<uint16_t> want;
+  for (const int32_t t : {149, 101, 120, 0, 0, 0, 149})
+    for (int i = 0; i < hidden; ++i) want.push_back(t > 0 ? table[size_t(t - first) * hidden + i] : 0);
+  EXPECT_EQ(d_out.host(), want);
 }
 
 TEST(GatherRows, CopiesBitsAndLeavesPaddingAlone) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "elastickv/base.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/number_formats.h"
 
@@ -517,6 +518,16 @@ TEST(Counts, MatchAMapOfTokens) {
   DeviceVector<CountUpdate> d_updates(updates);
   launch_count_tokens({counts.data(), d_tokens.data(), d_updates.data(), int(updates.size()), vocab}, nullptr);
   EXPECT_EQ(counts.host(), want);
+}
+
+TEST(Counts, PendingTokensAreThoseOfTheStepBefore) {
+  DeviceVector<uint16_t> counts(8, 0);
+  DeviceVector<int32_t> previous(std::vector<int32_t>{6, 2, -1, 9});
+  DeviceVector<int32_t> tokens(
+      std::vector<int32_t>{3, pending_token(1), 2, pending_token(0), pending_token(2), pending_token(3)});
+  DeviceVector<CountUpdate> updates(std::vector<CountUpdate>{{0, 0, 1, 6, true}});
+  launch_count_tokens({counts.data(), tokens.data(), updates.data(), 1, 8, previous.data()}, nullptr);
+  EXPECT_EQ(counts.host(), (std::vector<uint16_t>{0, 0, 2, 0x8000, 0, 0, 1, 0}));
 }
 
 TEST(Counts, StopAtTheLargest) {

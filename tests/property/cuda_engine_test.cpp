@@ -60,6 +60,7 @@ class CudaEngine : public testing::TestWithParam<const char*> {
   // The answers of a device that holds `slots` host slots.
   Answers serve(EngineConfig config, bool on_cpu, int slots) {
     config.max_model_len = 448;
+    config.async_scheduling = async_ && !on_cpu;
     const HostContent content = host_content(config.fidelity.policy);
     auto backend = on_cpu ? make_cpu_backend(*model_, config, {.threads = 2})
                           : make_target(*model_, config, slots, content);
@@ -105,6 +106,9 @@ class CudaEngine : public testing::TestWithParam<const char*> {
     std::printf("%d of %d answers are the same to their end\n", equal, kRequests);
   }
 
+  void under_pressure(bool two_in_flight);
+
+  bool async_ = false;
   std::unique_ptr<Model> model_;
   std::vector<Request> requests_;
 };
@@ -112,7 +116,11 @@ class CudaEngine : public testing::TestWithParam<const char*> {
 // Of golden_test.cpp for activations in fp16; of cuda_backend_test.cpp where there are BASE pairs.
 constexpr float kTargetError = 0.15f, kBaseError = 1.0f;
 
-TEST_P(CudaEngine, UnderPressureAnswersAreThoseOfTheCpu) {
+TEST_P(CudaEngine, UnderPressureAnswersAreThoseOfTheCpu) { under_pressure(false); }
+TEST_P(CudaEngine, UnderPressureAnswersAreThoseOfTheCpuWithTwoStepsInFlight) { under_pressure(true); }
+
+void CudaEngine::under_pressure(bool two_in_flight) {
+  async_ = two_in_flight;
   EngineConfig roomy;
   roomy.kv.num_pages = 400;
   const Answers alone = serve(roomy, true, 0);

@@ -129,6 +129,7 @@ class RandomServing {
       check_record();
       if (::testing::Test::HasFailure()) return;
     }
+    ASSERT_TRUE(config.async_scheduling ? device.resolved > 0 : device.most_in_flight == 1);
     check_end(engine, device, totals);
   }
 
@@ -197,14 +198,19 @@ class RandomServing {
   std::map<SeqId, Request> jobs_;
 };
 
-TEST(Elastic, EverythingHoldsUnderAnyMixOfPolicies) {
+class ElasticInFlight : public testing::TestWithParam<bool> {};  // the parameter: two steps in flight
+INSTANTIATE_TEST_SUITE_P(Steps, ElasticInFlight, testing::Bool(),
+                         [](const auto& info) { return info.param ? "two" : "one"; });
+
+TEST_P(ElasticInFlight, EverythingHoldsUnderAnyMixOfPolicies) {
   Totals totals;
   std::signal(SIGABRT, print_seed);
   for (unsigned seed = 1; seed <= 1500; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
     RandomServing run(seed);
-    const EngineConfig config = run.draw_config();
+    EngineConfig config = run.draw_config();
+    config.async_scheduling = GetParam();
     const int slots = run.below(5) == 0 ? run.below(8) : 200;
     run.run(config, 28 + run.below(60), slots, totals);
     if (HasFailure()) return;
@@ -225,7 +231,7 @@ TEST(Elastic, EverythingHoldsUnderAnyMixOfPolicies) {
 }
 
 // However long the outputs are and however small the pool is.
-TEST(Elastic, GuaranteedAdmissionNeverPreempts) {
+TEST_P(ElasticInFlight, GuaranteedAdmissionNeverPreempts) {
   Totals totals;
   std::signal(SIGABRT, print_seed);
   for (unsigned seed = 5001; seed <= 5500; ++seed) {
@@ -239,6 +245,7 @@ TEST(Elastic, GuaranteedAdmissionNeverPreempts) {
     config.fidelity.max_base_fraction = 1.0;
     config.fidelity.backing = BackingMode::lazy;
     if (run.below(8) == 0) config.fidelity.policy = KvPolicy::target_only;
+    config.async_scheduling = GetParam();
     run.run(config, 28 + run.below(30), run.below(3) ? 200 : run.below(40), totals);
     if (HasFailure()) return;
   }

@@ -121,6 +121,7 @@ class RandomServing {
       ASSERT_EQ(r.base_pairs_seen, 0);
       if (::testing::Test::HasFailure()) return;
     }
+    ASSERT_TRUE(config.async_scheduling ? device.resolved > 0 : device.most_in_flight == 1);
     check_end(engine, device, config, totals);
   }
 
@@ -164,14 +165,19 @@ class RandomServing {
   std::map<SeqId, Request> jobs_;
 };
 
-TEST(Offload, EverythingHoldsUnderAnySettings) {
+class OffloadInFlight : public testing::TestWithParam<bool> {};  // the parameter: two steps in flight
+INSTANTIATE_TEST_SUITE_P(Steps, OffloadInFlight, testing::Bool(),
+                         [](const auto& info) { return info.param ? "two" : "one"; });
+
+TEST_P(OffloadInFlight, EverythingHoldsUnderAnySettings) {
   Totals totals;
   std::signal(SIGABRT, print_seed);
   for (unsigned seed = 1; seed <= 1500; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
     RandomServing run(seed);
-    const EngineConfig config = run.draw_config();
+    EngineConfig config = run.draw_config();
+    config.async_scheduling = GetParam();
     const int slots = run.below(3) ? 50 + run.below(300) : run.below(30);
     run.run(config, 28 + run.below(60), slots, totals);
     if (HasFailure()) return;

@@ -95,12 +95,17 @@ void check_outcomes(const std::vector<Job>& jobs, const std::vector<SeqId>& ids,
   }
 }
 
-TEST(ScheduleInvariance, TokensDoNotDependOnScheduling) {
+class ScheduleInvariance : public testing::TestWithParam<bool> {};  // the parameter: two steps in flight
+INSTANTIATE_TEST_SUITE_P(Steps, ScheduleInvariance, testing::Bool(),
+                         [](const auto& info) { return info.param ? "two" : "one"; });
+
+TEST_P(ScheduleInvariance, TokensDoNotDependOnScheduling) {
   int preemptions = 0, cached = 0;
   for (unsigned seed = 1; seed <= 1000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 rng(seed);
-    const EngineConfig config = random_config(rng);
+    EngineConfig config = random_config(rng);
+    config.async_scheduling = GetParam();
     const std::vector<Job> jobs = random_jobs(rng);
     const int pages = 6 + int(rng() % 40);  // 96 tokens, the longest sequence, need 6
     SteadyClock clock;

@@ -61,6 +61,12 @@ class DrivenStep {
   }
 
   const StepOutput& run(Backend& backend) {
+    submit(backend);
+    return backend.collect();
+  }
+
+  // The arrays may go afterwards.
+  void submit(Backend& backend) {
     int max_pairs = 0;
     for (const DrivenSequence* s : chunks_) max_pairs = std::max(max_pairs, int(s->pairs.size()));
     std::vector<PairEntry> table(chunks_.size() * size_t(max_pairs));
@@ -78,7 +84,6 @@ class DrivenStep {
                     .block_table = {table, max_pairs},
                     .path = path,
                     .sample_rows = samples_});
-    return backend.collect();
   }
 
   // Packs pair `pair` of the sequence before the chunks of this step; its odd page is free from now on.

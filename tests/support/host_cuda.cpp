@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -40,8 +41,10 @@ struct Work {
   std::function<void()> run;
   std::shared_ptr<Mark> after;  // or nullptr
 };
+using Works = std::vector<std::function<void()>>;
 struct HostStream {
   std::deque<Work> work;
+  std::unique_ptr<Works> captured;  // work goes here while it is there
   bool eager = false;
   void run_one() {
     const Work next = std::move(work.front());
@@ -83,7 +86,16 @@ cudaError_t take(void** p, size_t bytes) {
   return cudaSuccess;
 }
 
+// What ends a capture on a GPU ends the test.
+void not_captured(cudaStream_t stream) {
+  if (host_stream(stream)->captured) std::fprintf(stderr, "a call that cannot be captured\n"), std::abort();
+}
+
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
+  if (Works* captured = host_stream(stream)->captured.get()) {
+    if (after) not_captured(stream);
+    return captured->push_back(std::move(work)), cudaSuccess;
+  }
   host_stream(stream)->work.push_back({std::move(work), std::move(after)});
   run_eager();
   return cudaSuccess;
@@ -125,7 +137,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   std::erase(streams, host_stream(stream));
   return delete host_stream(stream), cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_stream(stream)->run_all(), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  not_captured(stream);
+  return host_stream(stream)->run_all(), cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!host_event(event)->last) return cudaSuccess;
   return enqueue(
@@ -138,6 +153,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete host_event(event), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  not_captured(stream);
   auto mark = std::make_shared<Mark>(host_stream(stream));
   host_event(event)->last = mark;
   return enqueue(stream, [mark] { mark->reached = true; });
@@ -170,6 +186,27 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
       std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,
                   width);
   });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  not_captured(stream);
+  return host_stream(stream)->captured = std::make_unique<Works>(), cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = reinterpret_cast<cudaGraph_t>(host_stream(stream)->captured.release());
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = reinterpret_cast<cudaGraphExec_t>(new Works(*reinterpret_cast<Works*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Works*>(graph), cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  return delete reinterpret_cast<Works*>(exec), cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const auto& work : *reinterpret_cast<Works*>(exec)) enqueue(stream, work);
+  return cudaSuccess;
 }
 
 }  // extern "C"

@@ -9,11 +9,15 @@
 // remember which. A row that reads BASE predicts the token after
 // its true history all the same, because the high parts it reads match it: so tokens never depend on fidelity,
 // and a wrong byte shows.
+//
+// Two steps may be in flight. All is computed and copied inside submit(); what it yields comes with its
+// collect().
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <map>
 #include <set>
@@ -39,28 +43,36 @@ class PagedBackend : public Backend {
       : store_(size_t(num_pages) * kBlockTokens, kPoison),
         base_(size_t(num_pages)),
         host_(size_t(num_host_slots) * kPairTokens, kPoison) {
-    info_ = {.name = "paged", .num_pages = num_pages, .num_host_slots = num_host_slots};
+    info_ = {
+        .name = "paged", .num_pages = num_pages, .num_host_slots = num_host_slots, .max_steps_in_flight = 2};
   }
   const BackendInfo& info() const override { return info_; }
 
   void submit(const StepInput& in) override {
-    output_.rows.clear();
-    output_.invalid_chunks.clear();
-    output_.transfers_done.clear();
+    ASSERT_LT(submitted_.size(), size_t(info_.max_steps_in_flight)) << "more steps in flight than allowed";
+    before_ = output_.rows;
+    output_ = {};
     for (const DemoteJob& job : in.demotes) demote(job);
     for (const PromoteJob& job : in.promotes) promote(job);
     for (size_t i = 0; i < in.tokens.size(); ++i)
-      if (in.slot_mapping[i] >= 0) write(in.slot_mapping[i], in.tokens[i]);
+      if (in.slot_mapping[i] >= 0) write(in.slot_mapping[i], known(in.tokens[i]));
     check_shapes(in);
     for (const SampleRow& row : in.sample_rows) sample(in, row);
     for (const TransferJob& job : in.transfers) begin(job);
     end_transfers();
+    submitted_.push_back(output_);
+    most_in_flight = std::max(most_in_flight, int(submitted_.size()));
     ++steps;
     max_batch = std::max(max_batch, int(in.kv_len.size()));
   }
-  const StepOutput& collect() override { return output_; }
+  const StepOutput& collect() override {
+    collected_ = std::move(submitted_.front());
+    submitted_.pop_front();
+    return collected_;
+  }
 
-  int steps = 0, max_batch = 0;
+  int steps = 0, max_batch = 0, most_in_flight = 0;
+  int resolved = 0;  // pending tokens
   int demoted = 0, promoted = 0, general_steps = 0, structured_steps = 0;
   int stored = 0, loaded = 0;       // whole pairs whose copies have ended
   TokenId poison_token = -2;        // a row that would yield this token is reported as not finite
@@ -224,13 +236,22 @@ class PagedBackend : public Backend {
     while (in.q_start[chunk + 1] <= row.row) ++chunk;
     const int length = in.positions[size_t(row.row)] + 1;
     SampledRow sampled{.token = row.target};
-    const TokenId predicted =
-        next_token(read(in.block_table.row(int(chunk)), row.tokens.first(size_t(length))));
+    std::vector<TokenId> history(row.tokens.begin(), row.tokens.begin() + length);
+    for (TokenId& token : history) token = known(token);
+    const TokenId predicted = next_token(read(in.block_table.row(int(chunk)), history));
     if (row.target < 0) sampled.token = predicted;
     if (row.num_logprobs >= 0)
       sampled.logprobs = TokenLogprobs{.chosen = {sampled.token, sampled.token == predicted ? 0.0f : -9.0f}};
     if (sampled.token == poison_token) output_.invalid_chunks.push_back(int32_t(chunk));
     output_.rows.push_back(sampled);
+  }
+
+  // What a pending token stands for.
+  TokenId known(TokenId token) {
+    if (!is_pending(token)) return token;
+    EXPECT_FALSE(submitted_.empty()) << "a token is pending though its step was collected";
+    ++resolved;
+    return before_.at(size_t(pending_row(token))).token;
   }
 
   // The history as the pages hold it; a BASE pair gives the high part, and `known` the low part that it lacks.
@@ -258,7 +279,10 @@ class PagedBackend : public Backend {
   std::set<int> whole_;                         // slots that hold whole tokens
   std::map<int, std::vector<TokenId>> staged_;  // by host slot: restored, waiting for their promotion
   std::map<uint32_t, Flight> flights_;
-  StepOutput output_;
+  StepOutput output_;               // of the step submitted last
+  std::vector<SampledRow> before_;  // of the one before it
+  std::deque<StepOutput> submitted_;
+  StepOutput collected_;
 };
 
 }  // namespace ekv::test

@@ -246,7 +246,9 @@ void launch_silu_mul(const SiluMulArgs& a, cudaStream_t) {
 void launch_embed(const EmbedArgs& a, cudaStream_t) {
   const size_t bytes = a.hidden * element_bytes(a.element);
   for (int r = 0; r < a.num_rows; ++r) {
-    const int64_t from = int64_t(a.tokens[r]) - a.first_token;
+    const bool pending = is_pending(a.tokens[r]) && a.previous;
+    const TokenId token = pending ? a.previous[pending_row(a.tokens[r])] : a.tokens[r];
+    const int64_t from = token < 0 ? -1 : int64_t(token) - a.first_token;
     char* out = static_cast<char*>(a.out) + r * bytes;
     if (0 <= from && from < a.num_tokens)
       std::memcpy(out, static_cast<const char*>(a.table) + from * bytes, bytes);
@@ -371,8 +373,10 @@ void launch_count_tokens(const CountArgs& a, cudaStream_t) {
     uint16_t* counts = a.counts + size_t(u.slot) * count_stride(a.vocab);
     if (u.clear) std::fill(counts, counts + count_stride(a.vocab), uint16_t(0));
     for (int i = u.begin; i < u.end; ++i) {
-      if (a.tokens[i] < 0 || a.tokens[i] >= a.vocab) continue;
-      uint16_t& count = counts[a.tokens[i]];
+      const bool pending = is_pending(a.tokens[i]) && a.previous;
+      const TokenId token = pending ? a.previous[pending_row(a.tokens[i])] : a.tokens[i];
+      if (token < 0 || token >= a.vocab) continue;
+      uint16_t& count = counts[token];
       if (i < u.prompt_end)
         count |= 0x8000;
       else if ((count & 0x7fff) < 0x7fff)

@@ -26,6 +26,7 @@ TEST(Flags, DefaultsAreThoseOfVllm) {
   EXPECT_EQ(f.engine.scheduler.max_step_seqs, 256);
   EXPECT_TRUE(f.engine.scheduler.reserve_full_prompt);
   EXPECT_TRUE(f.engine.kv.prefix_cache);
+  EXPECT_FALSE(f.async_scheduling.has_value()) << "the device decides";
   EXPECT_EQ(f.engine.kv.pool_bytes, size_t(1) << 30);
   EXPECT_EQ(f.engine.kv.gpu_memory_utilization, 0.9);
   EXPECT_EQ(f.max_logprobs, 20);
@@ -99,6 +100,11 @@ TEST(Flags, AllAreTaken) {
   EXPECT_EQ(f.load_format, "dummy");
   EXPECT_EQ(f.http.max_body_bytes, size_t(1) << 20);
   EXPECT_TRUE(f.prompt_tokens_details);
+}
+
+TEST(Flags, AsyncSchedulingIsOnOffOrTheDevices) {
+  EXPECT_EQ(parse({"serve", "m", "--async-scheduling"}).serve->async_scheduling, true);
+  EXPECT_EQ(parse({"serve", "m", "--no-async-scheduling"}).serve->async_scheduling, false);
 }
 
 TEST(Flags, MistakesEndWithAMessage) {

@@ -322,10 +322,38 @@ TEST(PlanStep, AllocatesNothingOnceItHasSeenItsLargestBatch) {
   EXPECT_EQ(testing::num_allocations, before);
 }
 
-TEST(PlanStepDeathTest, ARunningSequenceHasSomethingToCompute) {
+TEST(PlanStepDeathTest, NothingIsComputedBeyondTheTokens) {
   StepPlan plan;
-  const SeqView done = runs(1, 10, 10);
-  EXPECT_DEATH(plan_step({}, std::span(&done, 1), {}, kPlenty, plan), "has a token to compute");
+  const SeqView beyond = runs(1, 10, 11);
+  EXPECT_DEATH(plan_step({}, std::span(&beyond, 1), {}, kPlenty, plan), "only known and pending tokens");
+}
+
+// The last token of an ending sequence comes from a step in flight.
+TEST(PlanStep, AnEndingSequenceKeepsItsPagesAndTakesNoPlace) {
+  const SeqView ending = runs(2, 32, 32);
+  const Case cases[] = {
+      {"it has no chunk", {}, {ending}, {}, kPlenty, {}},
+      {"its place in the batch is taken",
+       {.max_step_seqs = 2},
+       {decodes(1, 10), ending},
+       {waits(3, 4), waits(4, 4)},
+       kPlenty,
+       {{chunk(1, 9, 1, true), chunk(3, 0, 4, true)}, {SeqId{3}}, {}}},
+      {"it is not preempted: its pages come back by themselves", {}, {decodes(1, 33), ending}, {}, {0, 4}, {}},
+      {"whoever is after it may be",
+       {},
+       {decodes(1, 33), ending, decodes(3, 20)},
+       {},
+       {0, 6},
+       {{chunk(1, 32, 1, true)}, {}, {SeqId{3}}}},
+      {"nothing is promised to it",
+       {},
+       {ending},
+       {waits(3, 32)},
+       {2, 4},
+       {{chunk(3, 0, 32, true)}, {SeqId{3}}, {}}},
+  };
+  for (const Case& c : cases) check(c);
 }
 
 SeqView demotable(SeqView s, int num_pairs, int num_base = 0) {

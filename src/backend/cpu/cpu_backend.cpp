@@ -65,18 +65,36 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
             .num_pages = shape.pages,
             .num_host_slots = options.num_host_slots,
             .low_plane_bytes = shape.low_pair_bytes(),
-            .pair_bytes = 2 * shape.page_bytes()} {
+            .pair_bytes = 2 * shape.page_bytes(),
+            .max_steps_in_flight = kOutputs - 1} {
   for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
 }
 
 void CpuBackend::submit(const StepInput& input) {
+  EKV_CHECK(num_submitted_ - num_collected_ < info_.max_steps_in_flight,
+            "a step is collected before the third");
   const int64_t clamped_before = num_clamped();
   transitions_.change_fidelity(threads_, input);
-  output_.rows.clear();
-  output_.invalid_chunks.clear();
+  output().rows.clear();
+  output().invalid_chunks.clear();
+  resolve(input);
   if (!input.tokens.empty()) forward(input);
   transitions_.start_transfers(input);
-  output_.clamped_values = num_clamped() - clamped_before;
+  output().clamped_values = num_clamped() - clamped_before;
+  ++num_submitted_;
+}
+
+// Any token stands for one of a chunk that was not valid: its sequence fails.
+TokenId CpuBackend::known(TokenId token) const {
+  if (!is_pending(token)) return token;
+  EKV_CHECK(num_submitted_ > 0, "a pending token names a row of the step before");
+  const StepOutput& before = outputs_[size_t((num_submitted_ - 1) % kOutputs)];
+  return std::max(0, before.rows.at(size_t(pending_row(token))).token);
+}
+
+void CpuBackend::resolve(const StepInput& input) {
+  tokens_.clear();
+  for (TokenId token : input.tokens) tokens_.push_back(known(token));
 }
 
 void CpuBackend::forward(const StepInput& input) {
@@ -84,7 +102,7 @@ void CpuBackend::forward(const StepInput& input) {
   reserve(rows, int(input.sample_rows.size()));
   begin_rows(input);
   attention_.plan(input);
-  embed(cpu_, model_.weights().embedding, input.tokens, config_.hidden, hidden_.data());
+  embed(cpu_, model_.weights().embedding, tokens_, config_.hidden, hidden_.data());
   rope_.set_positions(cpu_, input.positions);
 
   rms_norm_rows(cpu_, hidden_.data(), weights_.layers.front().input_norm, eps(), rows, normed_.data());
@@ -163,7 +181,7 @@ void CpuBackend::mlp_block(int layer, int rows) {
 void CpuBackend::sample(const StepInput& input) {
   const std::span<const SampleRow> all = input.sample_rows;
   const int64_t ld = weights_.lm_head.padded_outputs();
-  output_.rows.assign(all.size(), {});
+  output().rows.assign(all.size(), {});
   sample_failed_.assign(all.size(), 0);
   for (size_t begin = 0; begin < all.size(); begin += kLogitRows) {
     const std::span<const SampleRow> some =
@@ -177,23 +195,26 @@ void CpuBackend::sample(const StepInput& input) {
     threads_.for_each(int(some.size()), [&](int i, int thread) {
       const std::span<float> logits{logits_.data() + i * ld, size_t(config_.vocab)};
       if (logits_reader_) logits_reader_(int(begin) + i, logits);
-      std::optional<SampledRow> row = samplers_[thread].sample(some[i], logits);
-      if (row) output_.rows[begin + size_t(i)] = std::move(*row);
+      const TokenId last = some[i].tokens.empty() ? 0 : known(some[i].tokens.back());
+      std::optional<SampledRow> row = samplers_[thread].sample(some[i], logits, last);
+      if (row) output().rows[begin + size_t(i)] = std::move(*row);
       sample_failed_[begin + size_t(i)] = !row;
     });
   }
 }
 
 const StepOutput& CpuBackend::collect() {
-  transitions_.finish_transfers(output_.transfers_done);
-  return output_;
+  EKV_CHECK(num_submitted_ > num_collected_, "only a submitted step is collected");
+  StepOutput& oldest = outputs_[size_t(num_collected_++ % kOutputs)];
+  transitions_.finish_transfers(oldest.transfers_done);
+  return oldest;
 }
 
 // Chunks with a row that failed, or with logits that did.
 void CpuBackend::list_invalid_chunks(const StepInput& input) {
   for (size_t i = 0; i < input.sample_rows.size(); ++i)
     row_failed_[input.sample_rows[i].row] |= sample_failed_[i];
-  std::vector<int32_t>& invalid = output_.invalid_chunks;
+  std::vector<int32_t>& invalid = output().invalid_chunks;
   invalid.clear();
   for (size_t row = 0; row < row_failed_.size(); ++row) {
     if (row_failed_[row] && (invalid.empty() || invalid.back() != row_chunk_[row]))

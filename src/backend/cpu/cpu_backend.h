@@ -1,6 +1,7 @@
 #pragma once
 // cpu_backend.h -- the CPU backend's state: weights in panels, the KV pool, activations of one step.
 
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -14,8 +15,9 @@
 
 namespace ekv {
 
-// submit() does the work but for the copies, which collect() makes before it hands everything out. `model`
-// outlives the backend, which keeps its own copy of the matrices and reads embeddings from the model.
+// submit() does the work but for the copies, which collect() makes before it hands everything out. So a second
+// step in flight gains nothing here: it is for tests, which run whole models with it. `model` outlives the
+// backend, which keeps its own copy of the matrices and reads embeddings from the model.
 class CpuBackend : public Backend {
  public:
   CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, const CpuOptions& options);
@@ -34,6 +36,8 @@ class CpuBackend : public Backend {
   void read_logits(LogitsReader reader) { logits_reader_ = std::move(reader); }
 
  private:
+  TokenId known(TokenId token) const;
+  void resolve(const StepInput& input);
   void forward(const StepInput& input);
   void attention_block(int layer, const StepInput& input);
   void prepare_qkv(int layer, const StepInput& input, int64_t ld);
@@ -58,7 +62,12 @@ class CpuBackend : public Backend {
   RopeTable rope_;
   std::vector<CpuSampler> samplers_;  // [threads]
   BackendInfo info_;
-  StepOutput output_;
+  // Of the steps in flight and of the one before: tokens that are pending in a step stand in the last but one.
+  static constexpr int kOutputs = 3;
+  std::array<StepOutput, kOutputs> outputs_;
+  int64_t num_submitted_ = 0, num_collected_ = 0;
+  std::vector<TokenId> tokens_;  // [rows] of the step being computed
+  StepOutput& output() { return outputs_[size_t(num_submitted_ % kOutputs)]; }  // likewise
   LogitsReader logits_reader_;
 
   std::vector<float> hidden_, normed_;               // [rows][hidden]: residual stream, its norm

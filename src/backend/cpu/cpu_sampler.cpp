@@ -43,7 +43,7 @@ CpuSampler::CpuSampler(const CpuKernels& kernels, int vocab)
       prompt_count_(size_t(vocab)),
       output_count_(size_t(vocab)) {}
 
-std::optional<SampledRow> CpuSampler::sample(const SampleRow& row, std::span<float> logits) {
+std::optional<SampledRow> CpuSampler::sample(const SampleRow& row, std::span<float> logits, TokenId last) {
   if (!all_finite(logits)) return std::nullopt;
   SampledRow out;
   if (row.target >= 0) {
@@ -53,7 +53,7 @@ std::optional<SampledRow> CpuSampler::sample(const SampleRow& row, std::span<flo
   }
   const bool wanted = row.num_logprobs >= 0;
   if (wanted) raw_.assign(logits.begin(), logits.end());
-  out.token = choose(row, logits);
+  out.token = choose(row, logits, last);
   if (wanted) out.logprobs = report(out.token, row.num_logprobs, raw_);
   return out;
 }
@@ -90,9 +90,9 @@ void CpuSampler::order_first(int count, int sorted, std::span<const float> logit
   std::sort(order_.begin() + sorted, order_.begin() + count, likelier);
 }
 
-TokenId CpuSampler::choose(const SampleRow& row, std::span<float> logits) {
+TokenId CpuSampler::choose(const SampleRow& row, std::span<float> logits, TokenId last) {
   adjust(row, logits);
-  penalise(row, logits);
+  penalise(row, logits, last);
   const TokenId best = argmax(logits);
   if (row.params->temperature < kGreedyBelow) return best;
   // Subtracting the maximum first keeps every quotient at or below 0, however small the temperature.
@@ -113,13 +113,15 @@ void CpuSampler::adjust(const SampleRow& row, std::span<float> logits) {
   }
 }
 
-void CpuSampler::penalise(const SampleRow& row, std::span<float> logits) {
+void CpuSampler::penalise(const SampleRow& row, std::span<float> logits, TokenId last) {
   const SamplingParams& p = *row.params;
   if (p.repetition_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0) return;
+  const auto known = [&](TokenId id) { return is_pending(id) ? last : id; };
   for (size_t i = 0; i < row.tokens.size(); ++i) {
-    ++(i < size_t(row.num_prompt) ? prompt_count_ : output_count_)[row.tokens[i]];
+    ++(i < size_t(row.num_prompt) ? prompt_count_ : output_count_)[known(row.tokens[i])];
   }
-  for (TokenId id : row.tokens) {
+  for (TokenId token : row.tokens) {
+    const TokenId id = known(token);
     const int in_prompt = prompt_count_[id], in_output = output_count_[id];
     if (in_prompt + in_output == 0) continue;  // this id was met before: its counts are used up
     prompt_count_[id] = output_count_[id] = 0;

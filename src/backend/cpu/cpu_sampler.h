@@ -23,8 +23,9 @@ class CpuSampler {
  public:
   CpuSampler(const CpuKernels& kernels, int vocab);
 
-  // `logits` [vocab] is overwritten. nullopt: a logit is NaN or infinite.
-  std::optional<SampledRow> sample(const SampleRow& row, std::span<float> logits);
+  // `logits` [vocab] is overwritten. `last`: what the last of row.tokens stands for when it is pending.
+  // nullopt: a logit is NaN or infinite.
+  std::optional<SampledRow> sample(const SampleRow& row, std::span<float> logits, TokenId last = 0);
 
  private:
   struct Candidates {
@@ -33,9 +34,9 @@ class CpuSampler {
   };
   bool all_finite(std::span<const float> logits) const;
   TokenLogprobs report(TokenId token, int num_top, std::span<const float> logits);
-  TokenId choose(const SampleRow& row, std::span<float> logits);
+  TokenId choose(const SampleRow& row, std::span<float> logits, TokenId last);
   void adjust(const SampleRow& row, std::span<float> logits);
-  void penalise(const SampleRow& row, std::span<float> logits);
+  void penalise(const SampleRow& row, std::span<float> logits, TokenId last);
   TokenId draw(const SamplingParams& params, double u, std::span<float> logits);
   Candidates keep_likely(const SamplingParams& params, std::span<const float> logits);
   void order_first(int count, int sorted, std::span<const float> logits);

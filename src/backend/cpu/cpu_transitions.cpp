@@ -39,7 +39,7 @@ void CpuTransitions::demote(CpuThreads& threads, const DemoteJob& job) {
     EKV_CHECK(holds_ == HostContent::low_planes, "host slots were made for whole pairs");
     expect_arrival(job.low);
     low = host_slot(job.low).data();
-    copies_.push_back({{.host = job.low, .ticket = job.ticket}, true, step_ + delay_});
+    copies_.push_back({{.host = job.low, .ticket = job.ticket}, true, num_submitted_ + delay_});
   }
   const KvShape& s = pool_.shape();
   threads.for_each(s.layers * s.kv_heads, [&](int item, int) {
@@ -71,17 +71,18 @@ void CpuTransitions::start_transfers(const StepInput& input) {
       EKV_CHECK(content(job.host) == (low ? Content::low_plane : Content::pair),
                 "a copy from a host slot whose bytes have not arrived");
     }
-    copies_.push_back({job, false, step_ + delay_});
+    copies_.push_back({job, false, num_submitted_ + delay_});
   }
+  ++num_submitted_;
 }
 
 void CpuTransitions::finish_transfers(std::vector<uint32_t>& tickets) {
   tickets.clear();
-  for (; !copies_.empty() && copies_.front().ends <= step_; copies_.pop_front()) {
+  for (; !copies_.empty() && copies_.front().ends <= num_collected_; copies_.pop_front()) {
     finish(copies_.front());
     tickets.push_back(copies_.front().job.ticket);
   }
-  ++step_;
+  ++num_collected_;
 }
 
 void CpuTransitions::finish(const Copy& copy) {

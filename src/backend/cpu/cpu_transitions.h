@@ -2,8 +2,8 @@
 // cpu_transitions.h -- pairs that change fidelity in place, and host slots with the copies from and to them.
 //
 // A copy is made at the collect that reports it, not earlier: whoever touches its source or target too soon
-// gets wrong bytes here as on a GPU. Host slots remember what they hold, so a restore of bytes that never
-// arrived is a failed check.
+// gets wrong bytes here as on a GPU. With two steps in flight it comes after the chunks of the younger one.
+// Host slots remember what they hold, so a restore of bytes that never arrived is a failed check.
 
 #include <deque>
 #include <map>
@@ -29,7 +29,7 @@ class CpuTransitions {
 
   // The demotions of a step, then its promotions; before its chunks.
   void change_fidelity(CpuThreads& threads, const StepInput& input);
-  // After the chunks: takes note of the copies that the step carries.
+  // Once a step, after its chunks: takes note of the copies that it carries.
   void start_transfers(const StepInput& input);
   // Once a step, at collect: makes the copies that end now and appends their tickets in order.
   void finish_transfers(std::vector<uint32_t>& tickets);
@@ -58,7 +58,7 @@ class CpuTransitions {
   std::map<int, std::vector<std::byte>> staged_;  // host slot -> low plane that waits for its promotion
   std::vector<std::vector<std::byte>> spare_;     // staging memory to be used again
   std::deque<Copy> copies_;
-  int64_t step_ = 0;
+  int64_t num_submitted_ = 0, num_collected_ = 0;  // steps
 };
 
 }  // namespace ekv

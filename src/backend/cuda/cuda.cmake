@@ -4,7 +4,8 @@ if(CMAKE_CUDA_COMPILER)
   ekv_library(ekv_cuda backend/cuda/cuda_gemm.cpp)
   # Everything but the matrix products, which a test replaces by plain loops.
   set(EKV_CUDA_SOURCES backend/cuda/cuda_sizes.cpp backend/cuda/cuda_weights.cpp backend/cuda/penalty_counts.cpp
-      backend/cuda/cuda_sampler.cpp backend/cuda/cuda_transitions.cpp backend/cuda/cuda_forward.cpp
+      backend/cuda/cuda_sampler.cpp backend/cuda/cuda_transitions.cpp backend/cuda/cuda_graphs.cpp
+      backend/cuda/cuda_forward.cpp
       backend/cuda/cuda_backend.cpp backend/cuda/make_cuda.cpp)
   set(EKV_CUDA_SOURCES ${EKV_CUDA_SOURCES} PARENT_SCOPE)
   target_sources(ekv_cuda PRIVATE ${EKV_CUDA_SOURCES})

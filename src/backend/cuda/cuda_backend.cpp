@@ -76,11 +76,16 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
   if (!weights) return weights.error();
   std::unique_ptr<CudaBackend> made(
       new CudaBackend(model, config, options, *std::move(weights), sizes, *pages));
-  Result<std::unique_ptr<CudaForward>> forward =
-      CudaForward::make(m, config, made->weights_, sizes, made->pool_.data(), *pages, num_ctas);
+  Result<std::unique_ptr<CudaForward>> forward = CudaForward::make(m, config, options, sizes,
+                                                                   {.weights = made->weights_,
+                                                                    .pool = made->pool_.data(),
+                                                                    .previous = made->previous_,
+                                                                    .num_pages = *pages,
+                                                                    .num_ctas = num_ctas});
   if (!forward) return forward.error();
   made->forward_ = *std::move(forward);
   cuda_check(cudaDeviceSynchronize());  // what the constructors cleared
+  made->forward_->warm_up(sizes.max_seqs, made->step_, made->results_, made->compute_);
   report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
   return made;
 }
@@ -92,7 +97,8 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
       pool_(cuda_kv_shape(model.config(), num_pages).page_bytes() * size_t(num_pages)),
       step_(sizes.step_bytes),
       results_(sizes.result_bytes),
-      sampler_(sizes, model.config().vocab),
+      previous_(results_.at_device<int32_t>(flag_bytes(sizes))),
+      sampler_(sizes, model.config().vocab, previous_),
       transitions_(pool_.data(), cuda_kv_shape(model.config(), num_pages), config.kv.base_format, sizes,
                    options.num_host_slots, options.host_content) {
   const KvShape shape = cuda_kv_shape(model.config(), num_pages);
@@ -100,65 +106,79 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
            .num_pages = num_pages,
            .num_host_slots = options.num_host_slots,
            .low_plane_bytes = shape.low_pair_bytes(),
-           .pair_bytes = 2 * shape.page_bytes()};
-  row_chunk_.reserve(size_t(sizes.max_samples));
+           .pair_bytes = 2 * shape.page_bytes(),
+           .max_steps_in_flight = kStepsInFlight};
+  for (Flight& flight : flights_) {
+    flight.row_chunk.reserve(size_t(sizes.max_samples));
+    flight.samples.rows.reserve(size_t(sizes.max_samples));
+  }
   failed_rows_.reserve(size_t(sizes.max_samples));
   output_.rows.reserve(size_t(sizes.max_samples));
 }
 
 CudaBackend::~CudaBackend() { cuda_warn(cudaDeviceSynchronize()); }
 
+// The order of the compute stream is all that protects what the steps in flight share: images of step memory,
+// activations, pages. What is on another stream waits for events of it (cuda_transitions.h).
 void CudaBackend::submit(const StepInput& input) {
-  step_.clear(), results_.clear();
-  sample_rows_ = input.sample_rows;
-  num_chunks_ = input.kv_len.size();
-  idle_ = input.tokens.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  EKV_CHECK(num_flights_ < flights_.size(), "a step was submitted before an older one was collected");
+  Flight& flight = flights_[(first_ + num_flights_++) % flights_.size()];
+  step_.begin_step(), results_.begin_step();
+  flight.num_chunks = input.kv_len.size();
+  flight.idle =
+      input.tokens.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
 
-  transitions_.pack(input, step_);
-  if (num_chunks_ > 0) {
-    forward_->pack(input, step_, results_);
-    sampler_.pack(input.sample_rows, step_, results_, compute_);
+  if (flight.num_chunks > 0) {
+    forward_->pack(input, step_, results_, flight.flags);
+    sampler_.pack(input.sample_rows, step_, results_, flight.samples, compute_);
   }
+  transitions_.pack(input, step_);
   step_.upload(compute_);
   transitions_.change_fidelity(input, compute_);
-  if (num_chunks_ > 0) {
+  if (flight.num_chunks > 0) {
     forward_->run(compute_);
-    sample(input);
+    sample(input, flight);
     results_.download(compute_);
   }
+  record(flight.ended, compute_);
   transitions_.start_transfers(input, compute_);
 }
 
-void CudaBackend::sample(const StepInput& input) {
+void CudaBackend::sample(const StepInput& input, Flight& flight) {
   const int count = int(input.sample_rows.size());
   for (int first = 0; first < count; first += sizes_.logit_rows) {
     const int some = std::min(sizes_.logit_rows, count - first);
-    sampler_.sample(forward_->logits(first, some, compute_), first, some, compute_);
+    sampler_.sample(forward_->logits(first, some, compute_), first, some, flight.samples, compute_);
   }
-  row_chunk_.clear();
+  flight.row_chunk.clear();
   for (const SampleRow& row : input.sample_rows)
-    row_chunk_.push_back(int32_t(std::ranges::upper_bound(input.q_start, row.row) - input.q_start.begin()) - 1);
+    flight.row_chunk.push_back(
+        int32_t(std::ranges::upper_bound(input.q_start, row.row) - input.q_start.begin()) - 1);
 }
 
 const StepOutput& CudaBackend::collect() {
-  cuda_check(cudaStreamSynchronize(compute_.get()));
+  EKV_CHECK(num_flights_ > 0, "there is no step to collect");
+  const Flight& flight = flights_[first_];
+  first_ = (first_ + 1) % flights_.size(), --num_flights_;
+  synchronize(flight.ended);
   output_.rows.clear();
   output_.invalid_chunks.clear();
-  if (num_chunks_ > 0) read_step();
-  transitions_.finish_transfers(idle_, output_.transfers_done);
+  output_.clamped_values = 0;
+  if (flight.num_chunks > 0) read_step(flight);
+  transitions_.finish_transfers(flight.idle, output_.transfers_done);
   return output_;
 }
 
-void CudaBackend::read_step() {
+void CudaBackend::read_step(const Flight& flight) {
   failed_rows_.clear();
-  sampler_.read(sample_rows_, output_.rows, failed_rows_);
+  sampler_.read(flight.samples, output_.rows, failed_rows_);
   std::vector<int32_t>& invalid = output_.invalid_chunks;
-  for (size_t chunk = 0; chunk < num_chunks_; ++chunk)
-    if (forward_->failed(chunk)) invalid.push_back(int32_t(chunk));
-  for (const int row : failed_rows_) invalid.push_back(row_chunk_[size_t(row)]);
+  for (size_t chunk = 0; chunk < flight.num_chunks; ++chunk)
+    if (flight.flags.non_finite.host[chunk] != 0) invalid.push_back(int32_t(chunk));
+  for (const int row : failed_rows_) invalid.push_back(flight.row_chunk[size_t(row)]);
   std::ranges::sort(invalid);
   invalid.erase(std::unique(invalid.begin(), invalid.end()), invalid.end());
-  num_clamped_ += forward_->num_clamped();
+  output_.clamped_values = flight.flags.clamped.host[0];
 }
 
 }  // namespace ekv

@@ -1,6 +1,8 @@
 #pragma once
-// cuda_backend.h -- the GPU backend: one compute stream, one upload, one download and one wait a step.
+// cuda_backend.h -- the GPU backend: one compute stream; an upload, a download and an event a step, two steps
+// in flight.
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -24,32 +26,36 @@ class CudaBackend : public Backend {
   void submit(const StepInput& input) override;
   const StepOutput& collect() override;
 
-  int64_t num_clamped() const { return num_clamped_; }  // KV values outside the number format so far
-
  private:
+  // Submitted and not yet collected.
+  struct Flight {
+    Event ended = make_event();  // what the host fills again is read, results are in host memory
+    ChunkFlags flags;
+    SampleResults samples;
+    std::vector<int32_t> row_chunk;  // [sample rows]
+    size_t num_chunks = 0;
+    bool idle = false;  // nothing to do but to wait for copies
+  };
   CudaBackend(const Model& model, const EngineConfig& config, const CudaOptions& options, CudaWeights weights,
               const CudaSizes& sizes, int num_pages);
-  void sample(const StepInput& input);
-  void read_step();
+  void sample(const StepInput& input, Flight& flight);
+  void read_step(const Flight& flight);
 
   CudaSizes sizes_;
   CudaWeights weights_;
   DeviceBuffer<uint8_t> pool_;
   Stream compute_ = make_stream();
   StepMemory step_, results_;
+  const int32_t* previous_;  // in results_: the tokens of the last step that sampled
   std::unique_ptr<CudaForward> forward_;
   CudaSampler sampler_;
   CudaTransitions transitions_;
   BackendInfo info_;
   StepOutput output_;
-  int64_t num_clamped_ = 0;
-
-  // Of the step under way.
-  std::span<const SampleRow> sample_rows_;
-  std::vector<int32_t> row_chunk_;  // [sample rows]
   std::vector<int> failed_rows_;
-  size_t num_chunks_ = 0;
-  bool idle_ = false;  // nothing to do but to wait for copies
+
+  std::array<Flight, kStepsInFlight> flights_;  // a ring
+  size_t first_ = 0, num_flights_ = 0;
 };
 
 }  // namespace ekv

@@ -12,6 +12,7 @@ namespace ekv {
 namespace {
 
 constexpr Element kElement = Element::fp16;
+constexpr size_t kMostGraphs = 128;  // all batches of three paths; a graph of 300 launches takes about 1 MB
 constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cudaMalloc promises 256
 
 // The number of BASE pairs of a row of the table, and whether they form one run.
@@ -23,6 +24,13 @@ BaseRun base_run(std::span<const PairEntry> row) {
     run.end = int32_t(i) + 1;
   }
   return run;
+}
+
+// The next smaller decode_bucket(); 0 below 1.
+int batch_below(int batch) {
+  int below = batch - 1;
+  while (below > 0 && decode_bucket(below) == batch) --below;
+  return below;
 }
 
 // The first path without a kernel for the model's heads.
@@ -44,24 +52,27 @@ Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
 }  // namespace
 
 Result<std::unique_ptr<CudaForward>> CudaForward::make(const ModelConfig& model, const EngineConfig& config,
-                                                       const CudaWeights& weights, const CudaSizes& sizes,
-                                                       uint8_t* pool, int num_pages, int num_ctas) {
+                                                       const CudaOptions& options, const CudaSizes& sizes,
+                                                       const ForwardPlaces& places) {
   if (Status missing = check_kernels(model, config)) return *std::move(missing);
-  std::unique_ptr<CudaForward> made(new CudaForward(model, config, weights, sizes, pool, num_pages, num_ctas));
+  std::unique_ptr<CudaForward> made(new CudaForward(model, config, options, sizes, places));
   Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(made->gemm_shapes());
   if (!gemm) return gemm.error();
   made->gemm_ = *std::move(gemm);
   return made;
 }
 
-CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaWeights& weights,
-                         const CudaSizes& sizes, uint8_t* pool, int num_pages, int num_ctas)
+CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaOptions& options,
+                         const CudaSizes& sizes, const ForwardPlaces& places)
     : model_(model),
-      weights_(weights),
+      weights_(places.weights),
       sizes_(sizes),
-      shape_(cuda_kv_shape(model, num_pages)),
+      shape_(cuda_kv_shape(model, places.num_pages)),
       format_(config.kv.base_format),
-      pool_(pool) {
+      pool_(places.pool),
+      previous_(places.previous),
+      graphs_(options.enforce_eager ? 0 : kMostGraphs),
+      tables_(table_bytes(sizes)) {
   const size_t rows = size_t(row_bucket(sizes.max_rows)), logit_rows = size_t(row_bucket(sizes.logit_rows));
   const size_t hidden = size_t(model.hidden);
   const auto make = [](size_t count) {
@@ -75,12 +86,12 @@ CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, c
   attended_ = make(rows * size_t(std::max(model.q_rows(), model.intermediate)));
   gathered_ = make(logit_rows * hidden);
   logits_ = DeviceBuffer<float>(logit_rows * size_t(sizes.logit_stride));
-  make_workspaces(num_ctas);
+  make_workspaces(places.num_ctas);
   prefills_.reserve(size_t(sizes.max_seqs));
 }
 
 void CudaForward::make_workspaces(int num_ctas) {
-  decode_ = decode_workspace(shape_, model_.heads, sizes_.max_seqs, sizes_.max_pairs, num_ctas);
+  decode_ = decode_workspace(shape_, model_.heads, sizes_.max_batch, sizes_.max_pairs, num_ctas);
   decode_memory_ = DeviceBuffer<uint8_t>(decode_.bytes);
   cuda_check(cudaMemset(decode_memory_.data(), 0, decode_memory_.bytes()));
   decode_.memory = decode_memory_.data();
@@ -109,29 +120,66 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
            .out_stride = sizes_.logit_stride}};
 }
 
-void CudaForward::pack(const StepInput& input, StepMemory& step, StepMemory& results) {
-  rows_ = int(input.tokens.size()), seqs_ = int(input.kv_len.size());
-  table_pairs_ = input.block_table.max_pairs;
-  tokens_ = step.put(input.tokens);
-  positions_ = step.put(input.positions);
-  slots_ = step.take<int32_t>(input.slot_mapping.size());
-  std::ranges::transform(input.slot_mapping, slots_.host, [](Slot slot) { return int32_t(slot); });
-  q_start_ = step.put(input.q_start);
-  kv_len_ = step.put(input.kv_len);
-  table_ = step.put(input.block_table.entries);
-  sample_rows_ = step.take<int32_t>(input.sample_rows.size());
-  std::ranges::transform(input.sample_rows, sample_rows_.host, &SampleRow::row);
-  non_finite_ = results.take<uint32_t>(size_t(seqs_));
-  clamped_ = results.take<uint32_t>(1);
+// 0: not decodes only, or more than a graph is for. A chunk of one row has one sample row at most, unless
+// somebody asks for logprobs of its prompt token, too.
+int CudaForward::batch_of_decodes(const StepInput& input) const {
+  const int seqs = int(input.kv_len.size()), batch = std::min(decode_bucket(seqs), sizes_.max_batch);
+  const bool only_decodes = int(input.tokens.size()) == seqs && num_decodes_ == seqs;
+  return only_decodes && int(input.sample_rows.size()) <= batch && batch <= sizes_.logit_rows ? batch : 0;
+}
+
+void CudaForward::pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags) {
   find_paths(input);
+  batch_ = batch_of_decodes(input);
+  rows_ = batch_ > 0 ? batch_ : int(input.tokens.size());
+  seqs_ = batch_ > 0 ? batch_ : int(input.kv_len.size());
+  pack_rows(input, step);
+  pack_table(input.block_table);
+  flags.clamped = results.take<uint32_t>(1);
+  flags.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
+  flags_ = flags;
+}
+
+// Padding has no token, no slot and no keys: it reads and writes no page.
+void CudaForward::pack_rows(const StepInput& input, StepMemory& step) {
+  const size_t rows = size_t(rows_), samples = batch_ > 0 ? rows : input.sample_rows.size();
+  tokens_ = step.put_padded(input.tokens, rows, TokenId(model_.vocab));
+  positions_ = step.put_padded(input.positions, rows, 0);
+  slots_ = step.take<int32_t>(rows);
+  std::fill_n(slots_.host, rows, -1);
+  std::ranges::transform(input.slot_mapping, slots_.host, [](Slot slot) { return int32_t(slot); });
+  q_start_ = step.put_padded(input.q_start, size_t(seqs_) + 1, 0);
+  for (size_t seq = input.q_start.size(); seq < q_start_.size; ++seq) q_start_.host[seq] = int32_t(seq);
+  kv_len_ = step.put_padded(input.kv_len, size_t(seqs_), 0);
+  sample_rows_ = step.take<int32_t>(samples);
+  std::fill_n(sample_rows_.host, samples, -1);
+  std::ranges::transform(input.sample_rows, sample_rows_.host, &SampleRow::row);
+}
+
+// Rows lie at a fixed distance where a graph reads them; only what is used is sent.
+void CudaForward::pack_table(const BlockTableView& table) {
+  tables_.begin_step();
+  table_ = tables_.put(table.entries);
+  table_width_ = table.max_pairs;
+  table_rows_ = table.max_pairs > 0 ? int(table.entries.size()) / table.max_pairs : 0;
+  table_pairs_ = batch_ > 0 ? sizes_.max_pairs : table.max_pairs;
+}
+
+void CudaForward::upload_table(const Stream& stream) {
+  if (table_.size == 0) return;
+  constexpr size_t kEntry = sizeof(PairEntry);
+  const size_t width = size_t(table_width_) * kEntry;
+  cuda_check(cudaMemcpy2DAsync(table_.device, size_t(table_pairs_) * kEntry, table_.host, width, width,
+                               size_t(table_rows_), cudaMemcpyHostToDevice, stream.get()));
 }
 
 // Which kernels the batch needs: chunks of one row are decodes, longer ones prefills.
 void CudaForward::find_paths(const StepInput& input) {
   num_decodes_ = 0, path_ = input.path;
   prefills_.clear();
-  const bool known = input.base_runs.size() == size_t(seqs_);
-  for (int chunk = 0; chunk < seqs_; ++chunk) {
+  const int seqs = int(input.kv_len.size());
+  const bool known = input.base_runs.size() == size_t(seqs);
+  for (int chunk = 0; chunk < seqs; ++chunk) {
     const BaseRun run = known ? input.base_runs[size_t(chunk)] : base_run(input.block_table.row(chunk));
     const int rows = input.q_start[size_t(chunk) + 1] - input.q_start[size_t(chunk)];
     path_ = choose_path({run.count > 0, run.count == run.end - run.first}, path_);
@@ -191,11 +239,19 @@ void CudaForward::prefill(const AttnArgs& args, const Stream& stream) {
 }
 
 void CudaForward::run(const Stream& stream) {
-  cuda_check(cudaMemsetAsync(non_finite_.device, 0, size_t(seqs_) * sizeof(uint32_t), stream.get()));
-  cuda_check(cudaMemsetAsync(clamped_.device, 0, sizeof(uint32_t), stream.get()));
+  upload_table(stream);
+  if (batch_ == 0) return launch(stream);
+  graphs_.run({batch_, path_}, stream, [&] { launch(stream); });
+}
+
+// Of a step of decodes only, these launches depend on batch_ and path_ and nothing else.
+void CudaForward::launch(const Stream& stream) {
+  const size_t flag_end = size_t(flags_.non_finite.device + seqs_ - flags_.clamped.device);
+  cuda_check(cudaMemsetAsync(flags_.clamped.device, 0, flag_end * sizeof(uint32_t), stream.get()));
   plan_attention(stream);
   launch_embed({.table = weights_.embedding.data(),
                 .tokens = tokens_.device,
+                .previous = previous_,
                 .out = residual_.data(),
                 .num_rows = rows_,
                 .hidden = model_.hidden,
@@ -207,6 +263,7 @@ void CudaForward::run(const Stream& stream) {
     attention_block(layer, stream);
     mlp_block(layer, stream);
   }
+  if (batch_ > 0) launch_logits(0, batch_, stream);
 }
 
 // In: normed_ = RMSNorm of the residual stream for this layer. Out: the residual stream has attention added,
@@ -276,12 +333,18 @@ void CudaForward::write_kv(int layer, const Stream& stream) {
                    .format = format_,
                    .pool = pool_,
                    .q = q_.data(),
-                   .clamped = clamped_.device,
-                   .non_finite = non_finite_.device},
+                   .clamped = flags_.clamped.device,
+                   .non_finite = flags_.non_finite.device},
                   stream.get());
 }
 
 const float* CudaForward::logits(int first, int count, const Stream& stream) {
+  if (batch_ > 0) return logits_.data() + ptrdiff_t(first) * sizes_.logit_stride;
+  launch_logits(first, count, stream);
+  return logits_.data();
+}
+
+void CudaForward::launch_logits(int first, int count, const Stream& stream) {
   launch_gather_rows({.in = normed_.data(),
                       .rows = sample_rows_.device + first,
                       .out = gathered_.data(),
@@ -290,7 +353,28 @@ const float* CudaForward::logits(int first, int count, const Stream& stream) {
                       .element = kElement},
                      stream.get());
   gemm_->multiply(kHead, weights_.lm_head(), gathered_.data(), logits_.data(), count, stream.get());
-  return logits_.data();
+}
+
+void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {
+  if (!graphs_.enabled()) return;
+  const int most = std::min({decode_bucket(max_seqs), sizes_.max_batch, sizes_.logit_rows});
+  for (int batch = most; batch > 0; batch = batch_below(batch)) {
+    step.begin_step(), results.begin_step();
+    num_decodes_ = rows_ = seqs_ = batch_ = batch;
+    path_ = KvPath::native;
+    prefills_.clear();
+    pack_rows({}, step);
+    q_start_.host[0] = 0;
+    pack_table({});
+    flags_.clamped = results.take<uint32_t>(1);
+    flags_.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
+    step.upload(stream);
+    launch(stream);  // loads the kernels
+    graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });
+    cuda_check(cudaStreamSynchronize(stream.get()));
+  }
+  log_info(fmt::format("captured {} CUDA graphs for decodes of up to {} sequences in {:.0f} ms",
+                       graphs_.num_captured(), most, graphs_.capture_ms()));
 }
 
 }  // namespace ekv

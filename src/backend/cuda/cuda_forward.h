@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/cuda_graphs.h"
 #include "backend/cuda/cuda_sizes.h"
 #include "backend/cuda/cuda_weights.h"
 #include "backend/cuda/step_memory.h"
@@ -13,23 +14,39 @@
 
 namespace ekv {
 
+// What the chunks of a step report, once it is downloaded.
+struct ChunkFlags {
+  StepArray<uint32_t> clamped;     // [1] values of the step outside the number format
+  StepArray<uint32_t> non_finite;  // [CudaSizes::max_batch] not 0: a key, value or query of the chunk
+};
+
+// What stays the same from start to end, owned by the backend and there before and after.
+struct ForwardPlaces {
+  const CudaWeights& weights;
+  uint8_t* pool = nullptr;
+  const int32_t* previous = nullptr;  // on the device: the tokens that the step before sampled, by sample row
+  int num_pages = 0, num_ctas = 0;
+};
+
+// A step of decodes only is padded to decode_bucket() sequences of length 0 and, unless told otherwise,
+// replayed as a graph, up to the logits of all its rows. Other steps are launched kernel by kernel.
 class CudaForward {
  public:
-  // Errors: no kernel of this build runs the model's shape on this device. `weights` and `pool` outlive it.
+  // Errors: no kernel of this build runs the model's shape on this device.
   static Result<std::unique_ptr<CudaForward>> make(const ModelConfig& model, const EngineConfig& config,
-                                                   const CudaWeights& weights, const CudaSizes& sizes,
-                                                   uint8_t* pool, int num_pages, int num_ctas);
+                                                   const CudaOptions& options, const CudaSizes& sizes,
+                                                   const ForwardPlaces& places);
 
-  // Before the step's upload and download: places in both.
-  void pack(const StepInput& input, StepMemory& step, StepMemory& results);
+  // Before the step's upload and download: the first places of both.
+  void pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags);
   // Writes K and V of all rows and leaves the hidden state of every row.
   void run(const Stream& stream);
   // Logits of `count` of the step's sample rows, fp32, CudaSizes::logit_stride apart; until the next call.
   const float* logits(int first, int count, const Stream& stream);
 
-  // After the step's download: whether a key, value or query of the chunk was not finite.
-  bool failed(size_t chunk) const { return non_finite_.host[chunk] != 0; }
-  uint32_t num_clamped() const { return clamped_.host[0]; }  // values of the step outside the number format
+  // Captures the graphs of the native path, for batches of up to `max_seqs`. No step is under way; `step` and
+  // `results` are those of pack().
+  void warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream);
 
  private:
   enum Product { kQkv, kOut, kGateUp, kDown, kHead };
@@ -39,11 +56,17 @@ class CudaForward {
     int base_pairs = 0;
   };
 
-  CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaWeights& weights,
-              const CudaSizes& sizes, uint8_t* pool, int num_pages, int num_ctas);
+  CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaOptions& options,
+              const CudaSizes& sizes, const ForwardPlaces& places);
   void make_workspaces(int num_ctas);
   std::vector<GemmShape> gemm_shapes() const;
+  int batch_of_decodes(const StepInput& input) const;
+  void pack_rows(const StepInput& input, StepMemory& step);
+  void pack_table(const BlockTableView& table);
   void find_paths(const StepInput& input);
+  void upload_table(const Stream& stream);
+  void launch(const Stream& stream);
+  void launch_logits(int first, int count, const Stream& stream);
   void add_prefill(int chunk, int base_pairs);
   void plan_attention(const Stream& stream);
   void prefill(const AttnArgs& args, const Stream& stream);
@@ -62,7 +85,9 @@ class CudaForward {
   KvShape shape_;
   BaseFormat format_;
   uint8_t* pool_;
+  const int32_t* previous_;
   std::unique_ptr<CudaGemm> gemm_;
+  CudaGraphs graphs_;
 
   DeviceTensor residual_, normed_, delta_;  // [rows][hidden]
   DeviceTensor wide_;                       // [rows][q, k, v or gate, up]
@@ -74,14 +99,19 @@ class CudaForward {
   DecodeWorkspace decode_;
   PrefillWorkspace prefill_;
 
-  // Of the step.
-  int rows_ = 0, seqs_ = 0, table_pairs_ = 0;
+  StepMemory tables_;  // of block tables, whose width changes from step to step
+
+  // Of the step. With padding, where `batch_` is not 0.
+  int rows_ = 0, seqs_ = 0;
+  int batch_ = 0;        // sequences of a step of decodes only; 0: another step
+  int table_pairs_ = 0;  // between rows of the table on the device
   int num_decodes_ = 0;
   KvPath path_ = KvPath::native;
   std::vector<PrefillGroup> prefills_;
   StepArray<int32_t> tokens_, positions_, slots_, q_start_, kv_len_, sample_rows_;
   StepArray<PairEntry> table_;
-  StepArray<uint32_t> non_finite_, clamped_;
+  int table_rows_ = 0, table_width_ = 0;  // that are sent
+  ChunkFlags flags_;
 };
 
 }  // namespace ekv

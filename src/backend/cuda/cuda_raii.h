@@ -31,6 +31,8 @@ class Handle {
 
 using Stream = Handle<cudaStream_t, cudaStreamDestroy>;
 using Event = Handle<cudaEvent_t, cudaEventDestroy>;
+using Graph = Handle<cudaGraph_t, cudaGraphDestroy>;
+using GraphExec = Handle<cudaGraphExec_t, cudaGraphExecDestroy>;
 
 // Work on it runs beside that of every other stream.
 inline Stream make_stream() {
@@ -52,6 +54,7 @@ inline void record(const Event& event, const Stream& stream) {
 inline void wait(const Stream& stream, const Event& event) {
   cuda_check(cudaStreamWaitEvent(stream.get(), event.get(), 0));
 }
+inline void synchronize(const Event& event) { cuda_check(cudaEventSynchronize(event.get())); }
 // Whether everything before the last record has ended.
 inline bool has_ended(const Event& event) {
   const cudaError_t code = cudaEventQuery(event.get());

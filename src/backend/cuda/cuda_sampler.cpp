@@ -17,17 +17,16 @@ bool has_penalties(const SamplingParams& p) {
 
 }  // namespace
 
-CudaSampler::CudaSampler(const CudaSizes& sizes, int vocab)
+CudaSampler::CudaSampler(const CudaSizes& sizes, int vocab, const int32_t* previous)
     : vocab_(vocab),
       stride_(sizes.logit_stride),
+      previous_(previous),
       max_biases_(size_t(sizes.max_biases)),
       workspace_(sampling_workspace_bytes(sizes.logit_rows, vocab)),
-      counts_(sizes, vocab) {
-  overflowed_.reserve(size_t(sizes.max_samples));
-}
+      counts_(sizes, vocab, previous) {}
 
 void CudaSampler::pack(std::span<const SampleRow> rows, StepMemory& step, StepMemory& results,
-                       const Stream& stream) {
+                       SampleResults& answers, const Stream& stream) {
   params_ = step.take<RowSampling>(rows.size());
   size_t biases = 0;
   for (const SampleRow& row : rows)
@@ -35,23 +34,28 @@ void CudaSampler::pack(std::span<const SampleRow> rows, StepMemory& step, StepMe
   bias_tokens_ = step.take<int32_t>(std::min(biases, max_biases_));
   bias_values_ = step.take<float>(bias_tokens_.size);
   num_biases_ = 0, any_truncates_ = false, any_top_ = false;
-  overflowed_.assign(rows.size(), 0);
+  answers.rows.clear();
   counts_.begin_step();
   for (size_t i = 0; i < rows.size(); ++i) {
     RowSampling& row = params_.host[i] = settings(rows[i], stream);
-    overflowed_[i] = row.bias_end < row.bias_begin;
-    if (overflowed_[i]) row.bias_end = row.bias_begin;
+    const bool overflowed = row.bias_end < row.bias_begin;
+    if (overflowed) row.bias_end = row.bias_begin;
+    answers.rows.push_back({rows[i].target, row.num_top, overflowed});
     any_truncates_ |= row.truncates();
     any_top_ |= row.num_top > 0;
   }
   counts_.finish_step(stream);
+  pack_results(rows.size(), results, answers);
+}
 
-  tokens_ = results.take<int32_t>(rows.size());
-  status_ = results.take<SampleStatus>(rows.size());
-  logprobs_ = results.take<float>(rows.size());
-  const size_t tops = any_top_ ? rows.size() * kMaxTopLogprobs : 0;
-  top_tokens_ = results.take<int32_t>(tops);
-  top_logprobs_ = results.take<float>(tops);
+void CudaSampler::pack_results(size_t rows, StepMemory& results, SampleResults& answers) const {
+  answers.tokens = results.take<int32_t>(rows);
+  EKV_CHECK(answers.tokens.device == previous_, "the tokens of every step lie at one place");
+  answers.status = results.take<SampleStatus>(rows);
+  answers.logprobs = results.take<float>(rows);
+  const size_t tops = any_top_ ? rows * kMaxTopLogprobs : 0;
+  answers.top_tokens = results.take<int32_t>(tops);
+  answers.top_logprobs = results.take<float>(tops);
 }
 
 // bias_end below bias_begin: the biases found no room.
@@ -91,7 +95,8 @@ bool CudaSampler::add_bias(TokenId token, float value) {
   return true;
 }
 
-void CudaSampler::sample(const float* logits, int first, int count, const Stream& stream) {
+void CudaSampler::sample(const float* logits, int first, int count, const SampleResults& answers,
+                         const Stream& stream) {
   SampleArgs args{.logits = logits,
                   .num_rows = count,
                   .vocab = vocab_,
@@ -103,35 +108,37 @@ void CudaSampler::sample(const float* logits, int first, int count, const Stream
                   .any_truncates = any_truncates_,
                   .any_top = any_top_,
                   .workspace = workspace_.data(),
-                  .tokens = tokens_.device + first,
-                  .status = status_.device + first,
-                  .logprobs = logprobs_.device + first};
+                  .tokens = answers.tokens.device + first,
+                  .status = answers.status.device + first,
+                  .logprobs = answers.logprobs.device + first};
   if (any_top_) {
-    args.top_tokens = top_tokens_.device + size_t(first) * kMaxTopLogprobs;
-    args.top_logprobs = top_logprobs_.device + size_t(first) * kMaxTopLogprobs;
+    args.top_tokens = answers.top_tokens.device + size_t(first) * kMaxTopLogprobs;
+    args.top_logprobs = answers.top_logprobs.device + size_t(first) * kMaxTopLogprobs;
   }
   launch_sample(args, stream.get());
 }
 
-void CudaSampler::read(std::span<const SampleRow> rows, std::vector<SampledRow>& out,
+void CudaSampler::read(const SampleResults& answers, std::vector<SampledRow>& out,
                        std::vector<int>& failed) const {
-  out.resize(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const bool ok = status_.host[i] == SampleStatus::ok && !overflowed_[i];
-    const bool answers = rows[i].target < 0 || tokens_.host[i] == rows[i].target;
-    out[i] = ok && answers ? read_row(rows[i], i) : SampledRow{};
-    if (!ok || !answers) failed.push_back(int(i));
-    if (overflowed_[i]) log_warn("a step has more logit biases and stop tokens than it has room for");
+  out.resize(answers.rows.size());
+  for (size_t i = 0; i < answers.rows.size(); ++i) {
+    const SampleResults::Row& asked = answers.rows[i];
+    const bool ok = answers.status.host[i] == SampleStatus::ok && !asked.overflowed &&
+                    (asked.target < 0 || answers.tokens.host[i] == asked.target);
+    out[i] = ok ? read_row(answers, i) : SampledRow{};
+    if (!ok) failed.push_back(int(i));
+    if (asked.overflowed) log_warn("a step has more logit biases and stop tokens than it has room for");
   }
 }
 
-SampledRow CudaSampler::read_row(const SampleRow& row, size_t index) const {
-  SampledRow out{.token = tokens_.host[index]};
-  if (params_.host[index].num_top < 0) return out;
-  out.logprobs = TokenLogprobs{{out.token, logprobs_.host[index]}, {}};
+SampledRow CudaSampler::read_row(const SampleResults& answers, size_t index) const {
+  SampledRow out{.token = answers.tokens.host[index]};
+  const int num_top = answers.rows[index].num_top;
+  if (num_top < 0) return out;
+  out.logprobs = TokenLogprobs{{out.token, answers.logprobs.host[index]}, {}};
   const size_t at = index * kMaxTopLogprobs;
-  for (int i = 0; i < std::min(params_.host[index].num_top, vocab_); ++i)
-    out.logprobs->top.push_back({top_tokens_.host[at + size_t(i)], top_logprobs_.host[at + size_t(i)]});
+  for (size_t i = at; i < at + size_t(std::min(num_top, vocab_)); ++i)
+    out.logprobs->top.push_back({answers.top_tokens.host[i], answers.top_logprobs.host[i]});
   return out;
 }
 

@@ -12,24 +12,43 @@
 
 namespace ekv {
 
+// What a step asked for, and where its answers lie once they are downloaded.
+struct SampleResults {
+  struct Row {
+    TokenId target = -1;
+    int num_top = -1;
+    bool overflowed = false;  // its biases found no room
+  };
+  std::vector<Row> rows;
+  StepArray<int32_t> tokens, top_tokens;
+  StepArray<SampleStatus> status;
+  StepArray<float> logprobs, top_logprobs;
+};
+
 class CudaSampler {
  public:
-  CudaSampler(const CudaSizes& sizes, int vocab);
+  // `previous`: the place of every step's tokens on the device. They stay there until the next step samples,
+  // so that a step finds those of the one before.
+  CudaSampler(const CudaSizes& sizes, int vocab, const int32_t* previous);
 
-  // Before the step's upload and download: takes places in both, and counts tokens for penalties.
-  void pack(std::span<const SampleRow> rows, StepMemory& step, StepMemory& results, const Stream& stream);
+  // Before the step's upload and download: takes places in both, of `results` first that of the tokens, and
+  // counts tokens for penalties.
+  void pack(std::span<const SampleRow> rows, StepMemory& step, StepMemory& results, SampleResults& answers,
+            const Stream& stream);
   // For the rows [first, first + count), whose logits these are.
-  void sample(const float* logits, int first, int count, const Stream& stream);
+  void sample(const float* logits, int first, int count, const SampleResults& answers, const Stream& stream);
   // After the step's download. `failed` gets the index of every row without an answer, ascending.
-  void read(std::span<const SampleRow> rows, std::vector<SampledRow>& out, std::vector<int>& failed) const;
+  void read(const SampleResults& answers, std::vector<SampledRow>& out, std::vector<int>& failed) const;
 
  private:
   RowSampling settings(const SampleRow& row, const Stream& stream);
   void add_biases(const SampleRow& row, RowSampling& settings);
   bool add_bias(TokenId token, float value);
-  SampledRow read_row(const SampleRow& row, size_t index) const;
+  void pack_results(size_t rows, StepMemory& results, SampleResults& answers) const;
+  SampledRow read_row(const SampleResults& answers, size_t index) const;
 
   int vocab_, stride_;
+  const int32_t* previous_;
   size_t max_biases_;
   DeviceBuffer<std::byte> workspace_;
   PenaltyCounts counts_;
@@ -40,10 +59,6 @@ class CudaSampler {
   StepArray<float> bias_values_;
   size_t num_biases_ = 0;
   bool any_truncates_ = false, any_top_ = false;
-  std::vector<uint8_t> overflowed_;  // [rows] its biases found no room
-  StepArray<int32_t> tokens_, top_tokens_;
-  StepArray<SampleStatus> status_;
-  StepArray<float> logprobs_, top_logprobs_;
 };
 
 }  // namespace ekv

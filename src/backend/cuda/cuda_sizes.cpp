@@ -42,19 +42,26 @@ size_t activation_bytes(const ModelConfig& m, const CudaSizes& s) {
 
 size_t step_bytes(const CudaSizes& s) {
   const auto bytes = [](size_t count, size_t size) { return (count * size + 255) / 256 * 256; };
-  return 3 * bytes(size_t(s.max_rows), 4) + bytes(size_t(s.max_seqs) + 1, 4) + bytes(size_t(s.max_seqs), 4) +
-         bytes(size_t(s.max_seqs) * size_t(s.max_pairs), sizeof(PairEntry)) + bytes(size_t(s.max_samples), 4) +
-         bytes(size_t(s.max_samples), sizeof(RowSampling)) + 2 * bytes(size_t(s.max_biases), 4) +
-         3 * bytes(size_t(s.max_jobs), sizeof(PairJob)) + 3 * bytes(size_t(s.max_jobs), 4);
+  return 3 * bytes(size_t(std::max(s.max_rows, s.max_batch)), 4) + 2 * bytes(size_t(s.max_batch) + 1, 4) +
+         bytes(size_t(s.max_samples + s.max_batch), 4) + bytes(size_t(s.max_samples), sizeof(RowSampling)) +
+         2 * bytes(size_t(s.max_biases), 4) + 3 * bytes(size_t(s.max_jobs), sizeof(PairJob)) +
+         3 * bytes(size_t(s.max_jobs), 4);
 }
 
 size_t result_bytes(const CudaSizes& s) {
   const auto bytes = [](size_t count) { return (count * 4 + 255) / 256 * 256; };
-  return bytes(size_t(s.max_seqs)) + bytes(1) + 3 * bytes(size_t(s.max_samples)) +
-         2 * bytes(size_t(s.max_samples) * kMaxTopLogprobs);
+  return flag_bytes(s) + 3 * bytes(size_t(s.max_samples)) + 2 * bytes(size_t(s.max_samples) * kMaxTopLogprobs);
 }
 
 }  // namespace
+
+size_t flag_bytes(const CudaSizes& s) {
+  return StepMemory::bytes_for<uint32_t>(1) + StepMemory::bytes_for<uint32_t>(size_t(s.max_batch));
+}
+
+size_t table_bytes(const CudaSizes& s) {
+  return StepMemory::bytes_for<PairEntry>(size_t(s.max_batch) * size_t(s.max_pairs));
+}
 
 KvShape cuda_kv_shape(const ModelConfig& model, int num_pages) {
   return {.layers = model.layers, .pages = num_pages, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
@@ -66,10 +73,11 @@ CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_c
   CudaSizes s;
   s.max_rows = config.scheduler.max_step_tokens;
   s.max_seqs = std::min(config.scheduler.max_step_seqs, s.max_rows);
+  s.max_batch = std::min(decode_bucket(s.max_seqs), row_bucket(s.max_rows));
   s.max_positions = config.max_model_len;
   s.max_pairs = ceil_div(config.max_model_len, kPairTokens) + 1;
   s.max_samples = s.max_rows + s.max_seqs;
-  s.logit_rows = std::min(s.max_samples, std::max(16, std::min(s.max_seqs, kMostLogitRows)));
+  s.logit_rows = std::max(std::min(16, s.max_samples), std::min(s.max_batch, kMostLogitRows));
   s.logit_stride = count_stride(m.vocab);
   s.max_biases = std::max(kBiases, 2 * m.vocab);
   s.max_jobs = num_pages > 0 ? std::min(num_pages, 1 << 16) : 1 << 16;
@@ -79,10 +87,10 @@ CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_c
 
   s.weight_bytes = weight_bytes(m, s.max_positions);
   s.activation_bytes = activation_bytes(m, s);
-  s.step_bytes = step_bytes(s);
+  s.step_bytes = step_bytes(s) + table_bytes(s);
   s.result_bytes = result_bytes(s);
   s.attention_bytes =
-      decode_workspace(shape, m.heads, s.max_seqs, s.max_pairs, num_ctas).bytes +
+      decode_workspace(shape, m.heads, s.max_batch, s.max_pairs, num_ctas).bytes +
       prefill_workspace(shape, m.heads, s.max_rows, s.max_seqs, s.max_pairs, s.scratch_pairs).bytes;
   s.transition_bytes = size_t(s.staged_pairs + s.ring_pairs) * shape.low_pair_bytes();
   s.sampling_bytes = sampling_workspace_bytes(s.logit_rows, m.vocab) + PenaltyCounts::device_bytes(s, m.vocab);

@@ -8,9 +8,21 @@
 
 namespace ekv {
 
+// The sequences that a step of decodes only is padded to: 1, 2, 4, then multiples of 8 and, above 128, of a
+// sixteenth of the next power of two. Each is a row_bucket(). Below 128 rows a step reads weights, and the
+// tensor cores take 8 rows at a time, so padding to 8 costs no time; above, it costs at most an eighth of the
+// products. 35 buckets up to 512.
+constexpr int decode_bucket(int seqs) {
+  int power = 1;
+  while (power < seqs) power *= 2;
+  const int step = power <= 4 ? power : power / 16 > 8 ? power / 16 : 8;
+  return (seqs + step - 1) / step * step;
+}
+
 struct CudaSizes {
   int max_rows = 0;       // tokens of a step; activations have room for row_bucket(max_rows)
   int max_seqs = 0;       // sequences of a step
+  int max_batch = 0;      // the same with padding
   int max_pairs = 0;      // pairs of a sequence
   int max_samples = 0;    // sample rows of a step
   int logit_rows = 0;     // rows of logits held at once
@@ -24,7 +36,7 @@ struct CudaSizes {
 
   size_t weight_bytes = 0;      // matrices, norms, rotary tables
   size_t activation_bytes = 0;  // residual stream to logits
-  size_t step_bytes = 0;        // arrays that go to the device with a step
+  size_t step_bytes = 0;        // arrays that go to the device with a step, and block tables
   size_t result_bytes = 0;      // and those that come back
   size_t attention_bytes = 0;   // workspaces of decode and prefill
   size_t transition_bytes = 0;  // low planes on the device
@@ -40,6 +52,10 @@ struct CudaSizes {
 // `num_ctas`: multiprocessors of the device. `num_pages`: of the pool, 0 while that is not known; the result is
 // then an upper bound.
 CudaSizes cuda_sizes(const ModelConfig& model, const EngineConfig& config, int num_ctas, int num_pages);
+
+// Parts of step_bytes and result_bytes: block tables, and what the chunks of a step report.
+size_t table_bytes(const CudaSizes& sizes);
+size_t flag_bytes(const CudaSizes& sizes);
 
 KvShape cuda_kv_shape(const ModelConfig& model, int num_pages);
 

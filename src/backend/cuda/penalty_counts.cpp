@@ -16,11 +16,16 @@ size_t round_bytes(const CudaSizes& sizes) {
 
 }  // namespace
 
-PenaltyCounts::PenaltyCounts(const CudaSizes& sizes, int vocab)
+PenaltyCounts::PenaltyCounts(const CudaSizes& sizes, int vocab, const int32_t* previous)
     : vocab_(vocab),
+      previous_(previous),
       counts_(size_t(sizes.max_seqs) * size_t(count_stride(vocab))),
       memory_(round_bytes(sizes)),
-      slots_(size_t(sizes.max_seqs)) {
+      slots_(size_t(sizes.max_seqs)) {}
+
+void PenaltyCounts::begin_step() {
+  ++step_;
+  memory_.begin_step();
   begin_round();
 }
 
@@ -29,7 +34,7 @@ size_t PenaltyCounts::device_bytes(const CudaSizes& sizes, int vocab) {
 }
 
 void PenaltyCounts::begin_round() {
-  memory_.clear();
+  memory_.clear();  // the stream has read what was there, or it is the step's first round
   updates_ = memory_.take<std::byte>(slots_.size() * sizeof(CountUpdate));
   tokens_ = memory_.take<int32_t>(kRoundTokens);
   num_tokens_ = 0, num_updates_ = 0;
@@ -54,6 +59,7 @@ int PenaltyCounts::slot_of(const SampleRow& row, const Stream& stream) {
     if (num_tokens_ == kRoundTokens || num_updates_ == int(slots_.size())) {
       launch(stream);
       cuda_check(cudaStreamSynchronize(stream.get()));
+      begin_round();
     }
     const size_t some = std::min(kRoundTokens - num_tokens_, row.tokens.size() - slot.counted);
     std::copy_n(row.tokens.begin() + long(slot.counted), some, tokens_.host + num_tokens_);
@@ -79,9 +85,10 @@ void PenaltyCounts::launch(const Stream& stream) {
                        .tokens = tokens_.device,
                        .updates = reinterpret_cast<const CountUpdate*>(updates_.device),
                        .num_updates = num_updates_,
-                       .vocab = vocab_},
+                       .vocab = vocab_,
+                       .previous = previous_},
                       stream.get());
-  begin_round();
+  num_updates_ = 0;
 }
 
 }  // namespace ekv

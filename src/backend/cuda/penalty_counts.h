@@ -14,10 +14,11 @@ namespace ekv {
 
 class PenaltyCounts {
  public:
-  PenaltyCounts(const CudaSizes& sizes, int vocab);
+  // `previous`: on the device, the tokens of the step before, by sample row; what pending tokens stand for.
+  PenaltyCounts(const CudaSizes& sizes, int vocab, const int32_t* previous);
 
   // Before the rows of a step.
-  void begin_step() { ++step_; }
+  void begin_step();
   // Brings the counts of the row's sequence up to date and returns their slot. A row without SeqId is counted
   // anew. Waits for the device only when the tokens do not fit in one copy: when many long prompts start at
   // once.
@@ -39,6 +40,7 @@ class PenaltyCounts {
   void begin_round();
 
   int vocab_;
+  const int32_t* previous_;
   DeviceBuffer<uint16_t> counts_;  // [slots][count_stride(vocab)]
   StepMemory memory_;
   std::vector<Slot> slots_;

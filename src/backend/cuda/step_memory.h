@@ -1,14 +1,21 @@
 #pragma once
 // step_memory.h -- the small arrays of a step: pinned host memory and its image on the device, filled from the
-// front, so that all of them cross in one copy. The same places serve every step; the host may fill them again
-// once the device has read them, which collect() waits for.
+// front, so that all of them cross in one copy.
+//
+// The device has one image, which the order of the compute stream protects: the copy of a step comes after all
+// work of the steps before. So places depend on the order and the sizes of the arrays alone, and a captured
+// graph serves every step. The host has a copy per step in flight, taken in turns: it may be filled again once
+// its step was collected.
 
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "backend/cuda/cuda_raii.h"
 
 namespace ekv {
+
+constexpr int kStepsInFlight = 2;  // submitted and not yet collected, at most
 
 template <class T>
 struct StepArray {
@@ -19,8 +26,13 @@ struct StepArray {
 
 class StepMemory {
  public:
-  explicit StepMemory(size_t bytes) : host_(bytes), device_(bytes) {}
+  explicit StepMemory(size_t bytes) : device_(bytes) {
+    for (int i = 0; i < kStepsInFlight; ++i) hosts_.emplace_back(bytes);
+  }
 
+  // The next host copy, empty.
+  void begin_step() { turn_ = (turn_ + 1) % hosts_.size(), used_ = 0; }
+  // The same copy once more, when the device has read it.
   void clear() { used_ = 0; }
 
   // Room for `count` elements, not initialised. The sizes of CudaSizes cover every step that its limits allow.
@@ -28,8 +40,8 @@ class StepMemory {
   StepArray<T> take(size_t count) {
     const size_t at = used_;
     used_ += bytes_for<T>(count);
-    EKV_CHECK(used_ <= host_.size(), "a step larger than the limits it was sized for");
-    return {reinterpret_cast<T*>(host_.data() + at), reinterpret_cast<T*>(device_.data() + at), count};
+    EKV_CHECK(used_ <= device_.size(), "a step larger than the limits it was sized for");
+    return {reinterpret_cast<T*>(hosts_[turn_].data() + at), at_device<T>(at), count};
   }
   template <class T>
   StepArray<T> put(std::span<const T> values) {
@@ -37,9 +49,26 @@ class StepMemory {
     std::copy(values.begin(), values.end(), array.host);
     return array;
   }
+  // `values`, then `padding` up to `count` elements.
+  template <class T>
+  StepArray<T> put_padded(std::span<const T> values, size_t count, T padding) {
+    StepArray<T> array = take<T>(count);
+    std::fill(std::copy(values.begin(), values.end(), array.host), array.host + count, padding);
+    return array;
+  }
 
-  void upload(const Stream& stream) { copy(device_.data(), host_.data(), cudaMemcpyHostToDevice, stream); }
-  void download(const Stream& stream) { copy(host_.data(), device_.data(), cudaMemcpyDeviceToHost, stream); }
+  // The device's place of the array that `bytes` of other arrays were taken before.
+  template <class T>
+  T* at_device(size_t bytes) const {
+    return reinterpret_cast<T*>(device_.data() + bytes);
+  }
+
+  void upload(const Stream& stream) {
+    copy(device_.data(), hosts_[turn_].data(), cudaMemcpyHostToDevice, stream);
+  }
+  void download(const Stream& stream) {
+    copy(hosts_[turn_].data(), device_.data(), cudaMemcpyDeviceToHost, stream);
+  }
 
   // What an array of `count` elements takes.
   template <class T>
@@ -52,9 +81,9 @@ class StepMemory {
     if (used_ > 0) cuda_check(cudaMemcpyAsync(to, from, used_, kind, stream.get()));
   }
 
-  PinnedBuffer<std::byte> host_;
   DeviceBuffer<std::byte> device_;
-  size_t used_ = 0;
+  std::vector<PinnedBuffer<std::byte>> hosts_;
+  size_t turn_ = 0, used_ = 0;
 };
 
 }  // namespace ekv
