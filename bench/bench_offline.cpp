@@ -38,6 +38,7 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
   app.add_option("--max-num-seqs", flags.engine.scheduler.max_step_seqs, "sequences in one step")
       ->capture_default_str();
   add_async_flag(app, flags.async_scheduling);
+  add_cuda_flags(app, flags.cuda_launch);
 }
 
 struct LatencyFlags {
@@ -161,7 +162,7 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
   if (!config) return config.error();
   Result<std::unique_ptr<Backend>> backend =
-      make_backend(*made->model_, *config, {.device = *device, .threads = flags.threads});
+      make_backend(*made->model_, *config, {.device = *device, .threads = flags.threads, .cuda_launch = flags.cuda_launch});
   if (!backend) return backend.error();
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);

@@ -188,7 +188,8 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
                                                           {.device = *device,
                                                            .threads = flags.model.threads,
                                                            .base_fill = flags.base_fill,
-                                                           .num_host_slots = slots});
+                                                           .num_host_slots = slots,
+                                                            .cuda_launch = flags.model.cuda_launch});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;

@@ -276,7 +276,8 @@ int serve(const ServeFlags& flags) {
                                                           {.device = loaded->device,
                                                            .threads = flags.threads,
                                                            .base_fill = flags.base_fill,
-                                                           .num_host_slots = host_slots(*loaded)});
+                                                           .num_host_slots = host_slots(*loaded),
+                                                           .cuda_launch = flags.cuda_launch});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

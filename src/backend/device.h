@@ -27,6 +27,7 @@ struct BackendOptions {
   int threads = 0;  // of the CPU backend; 0: all cores
   BaseFill base_fill = BaseFill::mid;
   int num_host_slots = 0;
+  CudaLaunch cuda_launch;
 };
 // `model` outlives the backend. config.kv.num_pages is decided. Errors: see make_cpu_backend,
 // make_cuda_backend; a setting that the device does not have.
