@@ -161,8 +161,8 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   wanted.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
   const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
   if (!config) return config.error();
-  Result<std::unique_ptr<Backend>> backend =
-      make_backend(*made->model_, *config, {.device = *device, .threads = flags.threads, .cuda_launch = flags.cuda_launch});
+  Result<std::unique_ptr<Backend>> backend = make_backend(
+      *made->model_, *config, {.device = *device, .threads = flags.threads, .cuda_launch = flags.cuda_launch});
   if (!backend) return backend.error();
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);

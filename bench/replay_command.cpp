@@ -189,7 +189,7 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
                                                            .threads = flags.model.threads,
                                                            .base_fill = flags.base_fill,
                                                            .num_host_slots = slots,
-                                                            .cuda_launch = flags.model.cuda_launch});
+                                                           .cuda_launch = flags.model.cuda_launch});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;

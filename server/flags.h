@@ -20,7 +20,7 @@ struct ServeFlags {
   std::optional<int> max_model_len;             // tokens; absent: the model's own, or what fits
   std::optional<bool> async_scheduling;         // absent: as the device has it
   CudaLaunch cuda_launch;
-  EngineConfig engine;                          // max_model_len is decided at start
+  EngineConfig engine;  // max_model_len is decided at start
   HttpConfig http;
   std::string load_format = "auto";  // auto, safetensors, dummy
   std::string device = "auto";       // auto, cpu, cuda

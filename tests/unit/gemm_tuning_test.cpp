@@ -51,7 +51,9 @@ TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
     changed[at] = char(changed[at] ^ (1 << rng() % 7));
     const Result<GemmCache> read = parse_gemm_cache(changed);
     // A digit of the checksum may change its case.
-    if (read) EXPECT_EQ(to_text(*read), text) << "byte " << at;
+    if (read) {
+      EXPECT_EQ(to_text(*read), text) << "byte " << at;
+    }
   }
 }
 
