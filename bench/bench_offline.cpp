@@ -36,6 +36,7 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
   app.add_option("--seed", flags.seed, "of prompts and of dummy weights")->capture_default_str();
   add_engine_flags(app, flags.engine, raw.engine);
   add_async_flag(app, flags.async_scheduling);
+  add_cuda_flags(app, flags.cuda_launch);
   add_kv_flags(app, flags.engine, flags.base_fill, raw.kv);
 }
 
@@ -164,8 +165,11 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   if (Status small = size_pool(*device, made->model(), wanted)) return *std::move(small);
   const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
   if (!config) return config.error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(
-      *made->model_, *config, {.device = *device, .threads = flags.threads, .base_fill = flags.base_fill});
+  Result<std::unique_ptr<Backend>> backend = make_backend(*made->model_, *config,
+                                                          {.device = *device,
+                                                           .threads = flags.threads,
+                                                           .base_fill = flags.base_fill,
+                                                           .cuda_launch = flags.cuda_launch});
   if (!backend) return backend.error();
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);

@@ -17,6 +17,7 @@ struct OfflineModelFlags {
   BaseFill base_fill = BaseFill::mid;
   uint64_t seed = 0;
   EngineConfig engine;  // max_model_len is decided by the requests, async_scheduling by the next line
+  CudaLaunch cuda_launch;
   std::optional<bool> async_scheduling;  // absent: as the device has it
 };
 

@@ -180,8 +180,11 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
   if (Status small = size_pool(*device, config, wanted)) return *std::move(small);
   const Result<EngineConfig> engine = fit_engine(wanted, config, wanted.max_model_len);
   if (!engine) return engine.error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(
-      *model, *engine, {.device = *device, .threads = flags.model.threads, .base_fill = flags.model.base_fill});
+  Result<std::unique_ptr<Backend>> backend = make_backend(*model, *engine,
+                                                          {.device = *device,
+                                                           .threads = flags.model.threads,
+                                                           .base_fill = flags.model.base_fill,
+                                                           .cuda_launch = flags.model.cuda_launch});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;

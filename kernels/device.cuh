@@ -107,6 +107,19 @@ __device__ __forceinline__ float exp2_approx(float x) {
 __device__ __forceinline__ void cp_async16(uint32_t to_shared, const void* from_global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from_global) : "memory");
 }
+// For data that is read once: it leaves the L2 before anything else does. `bytes` 0: nothing is read and 16
+// zeros are written; else 16. `once` is read_once_policy().
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t once;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  return once;
+}
+__device__ __forceinline__ void cp_async16_once(uint32_t to_shared, const void* from_global, int bytes,
+                                                uint64_t once) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
+               "l"(from_global), "r"(bytes), "l"(once)
+               : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `kPending` of this thread's latest groups are under way.
 template <int kPending>
@@ -114,7 +127,42 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ---- programmatic launches: they begin before the kernels ahead of them have ended. Older devices have none.
+
+// Waits for the end of the kernels ahead and for what they have written.
+__device__ __forceinline__ void wait_for_kernels_ahead() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel begin, once every CTA has come here or left.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// ---- clusters
+
+// All threads of all CTAs of the cluster; what they wrote to shared memory before is seen by all after.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The value at this CTA's shared address in the CTA of the cluster with number `rank`.
+__device__ __forceinline__ float load_shared_of(int rank, uint32_t address) {
+  float value;
+  asm volatile(
+      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %1, %2;\n\t"
+      "ld.shared::cluster.f32 %0, [there];\n\t}"
+      : "=f"(value)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return value;
+}
+
+// ---- barriers in shared memory and the copy engine
 
 // An mbarrier counts arrivals and bytes; its phase bit flips when both are complete.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {

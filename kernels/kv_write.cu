@@ -9,6 +9,7 @@
 #include "kernels/cuda_check.h"
 #include "kernels/fixed8.cuh"
 #include "kernels/kv_cache.h"
+#include "kernels/programmatic.cuh"
 #include "kernels/vec8.cuh"
 
 namespace ekv {
@@ -280,6 +281,8 @@ __device__ __forceinline__ void write_vector(const KvWriteArgs& a, const Vector&
 template <class T, int kDim, BaseFormat kFormat, int kHeads>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteArgs a) {
   using G = Group<kDim>;
+  let_next_kernel_begin();
+  wait_for_kernels_ahead();
   const int per_row = a.heads + 2 * a.shape.kv_heads, groups_per_row = ceil_div(per_row, kHeads);
   const int index = (blockIdx.x * kThreads + threadIdx.x) / G::kLanes, lane = threadIdx.x % G::kLanes;
   const int row = index / groups_per_row, first = index % groups_per_row * kHeads;
@@ -313,9 +316,9 @@ void launch(const KvWriteArgs& a, cudaStream_t stream) {
   const int per_block = kThreads / Group<kDim>::kLanes;
   const unsigned blocks = unsigned((groups + per_block - 1) / per_block);
   if (a.format == BaseFormat::fixed8)
-    kv_write_kernel<T, kDim, BaseFormat::fixed8, kHeads><<<blocks, kThreads, 0, stream>>>(a);
+    launch_programmatic(kv_write_kernel<T, kDim, BaseFormat::fixed8, kHeads>, blocks, kThreads, a, stream);
   else
-    kv_write_kernel<T, kDim, BaseFormat::e5m2, kHeads><<<blocks, kThreads, 0, stream>>>(a);
+    launch_programmatic(kv_write_kernel<T, kDim, BaseFormat::e5m2, kHeads>, blocks, kThreads, a, stream);
 }
 
 template <class T, int kDim>

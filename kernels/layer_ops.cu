@@ -2,6 +2,7 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/layer_ops.h"
+#include "kernels/programmatic.cuh"
 #include "kernels/vec8.cuh"
 
 namespace ekv {
@@ -15,14 +16,20 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const __grid_constant__ 
   __shared__ float scratch[kWarpSize];
   const size_t row = size_t(blockIdx.x) * a.hidden;
   float x[kVecs][8];
-  uint4 weight[kVecs];  // asked for before the sum is waited for
+  uint4 weight[kVecs];  // no kernel writes it: read before the kernels ahead have ended
   float squares = 0;
+  let_next_kernel_begin();
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) {
+    const int i = (v * blockDim.x + threadIdx.x) * 8;
+    if (i < a.hidden) weight[v] = load16(static_cast<const uint16_t*>(a.weight) + i);
+  }
+  wait_for_kernels_ahead();
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
     load8<T>(a.x, row + i, x[v]);
-    weight[v] = load16(static_cast<const uint16_t*>(a.weight) + i);
     if (a.residual) {
       float r[8];
       load8<T>(a.residual, row + i, r);
@@ -53,15 +60,17 @@ void launch_rms(const RmsNormArgs& a, cudaStream_t stream) {
   const int vectors = a.hidden / 8;
   const auto threads = [&](int vecs) { return ceil_div(ceil_div(vectors, vecs), kWarpSize) * kWarpSize; };
   if (vectors <= 512)
-    rms_norm_kernel<T, 1><<<a.num_rows, threads(1), 0, stream>>>(a);
+    launch_programmatic(rms_norm_kernel<T, 1>, a.num_rows, threads(1), a, stream);
   else if (vectors <= 1024)
-    rms_norm_kernel<T, 2><<<a.num_rows, threads(2), 0, stream>>>(a);
+    launch_programmatic(rms_norm_kernel<T, 2>, a.num_rows, threads(2), a, stream);
   else
-    rms_norm_kernel<T, 4><<<a.num_rows, threads(4), 0, stream>>>(a);
+    launch_programmatic(rms_norm_kernel<T, 4>, a.num_rows, threads(4), a, stream);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const __grid_constant__ SiluMulArgs a) {
+  let_next_kernel_begin();
+  wait_for_kernels_ahead();
   const int per_row = a.width / 8;
   const size_t index = size_t(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= size_t(a.num_rows) * per_row) return;
@@ -131,9 +140,9 @@ void launch_silu_mul(const SiluMulArgs& args, cudaStream_t stream) {
   if (args.num_rows == 0) return;
   const unsigned blocks = blocks_for(args.num_rows, args.width);
   if (args.element == Element::bf16)
-    silu_mul_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(args);
+    launch_programmatic(silu_mul_kernel<__nv_bfloat16>, blocks, kThreads, args, stream);
   else
-    silu_mul_kernel<__half><<<blocks, kThreads, 0, stream>>>(args);
+    launch_programmatic(silu_mul_kernel<__half>, blocks, kThreads, args, stream);
   cuda_check(cudaGetLastError());
 }
 

@@ -4,7 +4,8 @@
 // Arithmetic in fp32, one rounding to the output type: |error| <= half a step of the type plus what its line
 // says. Pointers are device memory, aligned to 16 bytes; `element` is bf16 or fp16; `hidden` and `width` are
 // multiples of 8. Every launcher checks, enqueues on `stream`, allocates nothing and does not wait. num_rows 0
-// launches nothing.
+// launches nothing. RMSNorm and SiLU are launched programmatically (programmatic.cuh): weights of a norm are
+// read before the kernels ahead have ended, so none of them may write those.
 
 #include "kernels/element.h"
 

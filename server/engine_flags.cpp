@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <optional>
 
 #include "server/flags.h"
@@ -27,6 +28,13 @@ std::optional<Number> whole_number(const std::string& text) {
   const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (fault != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
+}
+
+// No folder, no cache.
+std::string default_gemm_cache() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && *cache) return std::string(cache) + "/elastickv/gemm-cache.txt";
+  return home && *home ? std::string(home) + "/.cache/elastickv/gemm-cache.txt" : "";
 }
 
 }  // namespace
@@ -98,6 +106,22 @@ void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling) {
   app.add_flag_function(
       "--async-scheduling,!--no-async-scheduling", [&](int64_t count) { async_scheduling = count > 0; },
       "plan and submit a step while the device works on the one before (default: on a GPU)");
+}
+
+void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {
+  launch.tune_gemms = true;
+  launch.gemm_cache = default_gemm_cache();
+  app.add_flag("--enforce-eager", launch.enforce_eager,
+               "on a GPU: launch every step kernel by kernel, without CUDA graphs");
+  app.add_option_function<std::string>(
+         "--gemm-tuning", [&](const std::string& mode) { launch.tune_gemms = mode == "auto"; },
+         "on a GPU: auto times the implementations of matrix products at the start, for 20 s at most, and "
+         "keeps the fastest; off takes the library's first choice")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->default_str("auto");
+  app.add_option("--gemm-cache", launch.gemm_cache,
+                 "file with what --gemm-tuning found before; \"\": none. Default: gemm-cache.txt in "
+                 "$XDG_CACHE_HOME/elastickv or ~/.cache/elastickv");
 }
 
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {

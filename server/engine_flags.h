@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "elastickv/backend.h"
 #include "elastickv/config.h"
 
 namespace ekv {
@@ -25,6 +26,9 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
 
 // Unset: as the device has it, see default_async_scheduling().
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling);
+
+// "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
+void add_cuda_flags(CLI::App& app, CudaLaunch& launch);
 
 // Checks for options whose messages show bounds as people write them.
 CLI::Validator fraction();  // 0 to 1

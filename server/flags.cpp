@@ -162,6 +162,7 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   add_model_flags(serve, flags, raw);
   add_engine_flags(serve, flags.engine, raw.engine);
   add_async_flag(serve, flags.async_scheduling);
+  add_cuda_flags(serve, flags.cuda_launch);
   add_limit_flags(serve, flags);
   add_kv_flags(serve, flags.engine, flags.base_fill, raw.kv);
   add_http_flags(serve, flags, raw);

@@ -19,7 +19,8 @@ struct ServeFlags {
   std::vector<std::string> served_model_names;  // empty: the model as given
   std::optional<int> max_model_len;             // tokens; absent: the model's own, or what fits
   std::optional<bool> async_scheduling;         // absent: as the device has it
-  EngineConfig engine;                          // max_model_len is decided at start
+  CudaLaunch cuda_launch;
+  EngineConfig engine;  // max_model_len is decided at start
   HttpConfig http;
   std::string load_format = "auto";  // auto, safetensors, dummy
   std::string device = "auto";       // auto, cpu, cuda

@@ -261,9 +261,11 @@ int serve(const ServeFlags& flags) {
     return 1;
   }
   const sigset_t signals = block_signals();
-  Result<std::unique_ptr<Backend>> backend =
-      make_backend(loaded->model, loaded->engine,
-                   {.device = loaded->device, .threads = flags.threads, .base_fill = flags.base_fill});
+  Result<std::unique_ptr<Backend>> backend = make_backend(loaded->model, loaded->engine,
+                                                          {.device = loaded->device,
+                                                           .threads = flags.threads,
+                                                           .base_fill = flags.base_fill,
+                                                           .cuda_launch = flags.cuda_launch});
   if (!backend) {
     log_error(backend.error().message);
     return 1;

@@ -16,3 +16,4 @@ set_tests_properties(cpu_in_flight_test PROPERTIES ENVIRONMENT GTEST_FILTER=Arch
 add_test(NAME cpu_in_flight_real_model COMMAND cpu_in_flight_test)
 set_tests_properties(cpu_in_flight_real_model PROPERTIES LABELS model ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(quality_test LABEL model SOURCES golden/quality_test.cpp LIBS ekv_bench_commands)
+ekv_test(gemm_tuning_test LABEL unit SOURCES unit/gemm_tuning_test.cpp LIBS ekv_gemm_tuning)

@@ -19,6 +19,7 @@ endfunction()
 
 ekv_cuda_test(cuda_golden_test SOURCES golden/golden_test.cpp)
 ekv_cuda_test(cuda_backend_test SOURCES property/cuda_backend_test.cpp)
+ekv_test(cuda_gemm_test_gpu LABEL gpu SOURCES property/cuda_gemm_test.cpp LIBS ekv_cuda ekv_gemm_tuning)
 ekv_cuda_test(cuda_in_flight_test SOURCES property/cuda_in_flight_test.cpp)
 ekv_cuda_test(cuda_engine_test SOURCES property/cuda_engine_test.cpp LIBS ekv_core)
 set_tests_properties(cuda_golden_test_gpu cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)

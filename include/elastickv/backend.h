@@ -102,11 +102,19 @@ struct CpuOptions {
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
                                                   const CpuOptions& options);
 
+// How the GPU is driven.
+struct CudaLaunch {
+  bool enforce_eager = false;  // launch steps of decodes kernel by kernel and not as a graph; the same bits
+  bool tune_gemms = false;     // time the candidates of matrix products at the start, for 20 s at most; another
+                               // choice changes the last bits of sums
+  std::string gemm_cache;      // file that keeps what was found; empty: none
+};
+
 struct CudaOptions {
   int device = 0;          // number of the GPU
   int num_host_slots = 0;  // page-locked; all of their memory is taken at the start
   HostContent host_content = HostContent::low_planes;
-  bool enforce_eager = false;  // launch steps of decodes kernel by kernel, too; the same bits
+  CudaLaunch launch;
 };
 // The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
 // go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend

@@ -48,7 +48,8 @@ Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineCo
   if (options.base_fill != BaseFill::mid)
     return Error{Error::unsupported, "--kv-base-fill zero is for --device cpu: CUDA kernels read mid",
                  "kv-base-fill"};
-  return make_cuda_backend(model, config, {.num_host_slots = slots, .host_content = content});
+  return make_cuda_backend(model, config,
+                           {.num_host_slots = slots, .host_content = content, .launch = options.cuda_launch});
 }
 
 }  // namespace ekv

@@ -26,6 +26,7 @@ struct BackendOptions {
   Device device = Device::cpu;
   int threads = 0;  // of the CPU backend; 0: all cores
   BaseFill base_fill = BaseFill::mid;
+  CudaLaunch cuda_launch;
 };
 // With as many host slots as the policy uses and FidelityConfig::host_bytes holds. `model` outlives the
 // backend. config.kv.num_pages is decided. Errors: see make_cpu_backend, make_cuda_backend; a setting that the

@@ -127,7 +127,8 @@ class CudaInFlight : public testing::TestWithParam<const char*> {
     config.max_model_len = 1024;
     config.scheduler.max_step_seqs = kSequences;
     config.fidelity.policy = KvPolicy::elastic;  // whose paths are all there
-    auto made = make_cuda_backend(*model_, config, {.num_host_slots = 1, .enforce_eager = way.eager});
+    auto made =
+        make_cuda_backend(*model_, config, {.num_host_slots = 1, .launch = {.enforce_eager = way.eager}});
     EXPECT_TRUE(made) << made.error().message;
     EXPECT_EQ((*made)->info().max_steps_in_flight, 2);
     Schedule schedule(**made, way, seed, model_->config().vocab);

@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, ElasticInFlight, testing::Bool(),
 TEST_P(ElasticInFlight, EverythingHoldsUnderAnyMixOfPolicies) {
   Totals totals;
   std::signal(SIGABRT, print_seed);
-  for (unsigned seed = 1; seed <= 1500; ++seed) {
+  for (unsigned seed = 1; seed <= (GetParam() ? 750 : 1500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
     RandomServing run(seed);
@@ -234,7 +234,7 @@ TEST_P(ElasticInFlight, EverythingHoldsUnderAnyMixOfPolicies) {
 TEST_P(ElasticInFlight, GuaranteedAdmissionNeverPreempts) {
   Totals totals;
   std::signal(SIGABRT, print_seed);
-  for (unsigned seed = 5001; seed <= 5500; ++seed) {
+  for (unsigned seed = 5001; seed <= (GetParam() ? 5300 : 5500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
     RandomServing run(seed);

@@ -16,6 +16,9 @@ class HostGemm : public CudaGemm {
  public:
   explicit HostGemm(std::span<const GemmShape> shapes) : shapes_(shapes.begin(), shapes.end()) {}
 
+  void tune(std::span<const GemmOperands> operands, const GemmTuning&, cudaStream_t) override {
+    EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
+  }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");

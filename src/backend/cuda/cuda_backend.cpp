@@ -85,6 +85,8 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
   if (!forward) return forward.error();
   made->forward_ = *std::move(forward);
   cuda_check(cudaDeviceSynchronize());  // what the constructors cleared
+  if (options.launch.tune_gemms)
+    made->forward_->tune({.cache_file = options.launch.gemm_cache}, made->compute_);
   made->forward_->warm_up(sizes.max_seqs, made->step_, made->results_, made->compute_);
   report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
   return made;

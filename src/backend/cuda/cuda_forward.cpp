@@ -26,13 +26,6 @@ BaseRun base_run(std::span<const PairEntry> row) {
   return run;
 }
 
-// The next smaller decode_bucket(); 0 below 1.
-int batch_below(int batch) {
-  int below = batch - 1;
-  while (below > 0 && decode_bucket(below) == batch) --below;
-  return below;
-}
-
 // The first path without a kernel for the model's heads.
 Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
   const bool base = config.fidelity.policy == KvPolicy::elastic || config.fidelity.policy == KvPolicy::static8;
@@ -71,7 +64,7 @@ CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, c
       format_(config.kv.base_format),
       pool_(places.pool),
       previous_(places.previous),
-      graphs_(options.enforce_eager ? 0 : kMostGraphs),
+      graphs_(options.launch.enforce_eager ? 0 : kMostGraphs),
       tables_(table_bytes(sizes)) {
   const size_t rows = size_t(row_bucket(sizes.max_rows)), logit_rows = size_t(row_bucket(sizes.logit_rows));
   const size_t hidden = size_t(model.hidden);
@@ -101,23 +94,6 @@ void CudaForward::make_workspaces(int num_ctas) {
   const auto address = reinterpret_cast<uintptr_t>(prefill_memory_.data());
   prefill_.memory =
       prefill_memory_.data() + (kPrefillAlignment - address % kPrefillAlignment) % kPrefillAlignment;
-}
-
-// In the order of Product.
-std::vector<GemmShape> CudaForward::gemm_shapes() const {
-  const ModelConfig& m = model_;
-  const auto shape = [&](int outputs, int inputs) {
-    return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
-  };
-  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
-          shape(m.hidden, m.q_rows()),
-          shape(2 * m.intermediate, m.hidden),
-          shape(m.hidden, m.intermediate),
-          {.outputs = m.vocab,
-           .inputs = m.hidden,
-           .max_rows = sizes_.logit_rows,
-           .fp32_out = true,
-           .out_stride = sizes_.logit_stride}};
 }
 
 // 0: not decodes only, or more than a graph is for. A chunk of one row has one sample row at most, unless
@@ -353,28 +329,6 @@ void CudaForward::launch_logits(int first, int count, const Stream& stream) {
                       .element = kElement},
                      stream.get());
   gemm_->multiply(kHead, weights_.lm_head(), gathered_.data(), logits_.data(), count, stream.get());
-}
-
-void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {
-  if (!graphs_.enabled()) return;
-  const int most = std::min({decode_bucket(max_seqs), sizes_.max_batch, sizes_.logit_rows});
-  for (int batch = most; batch > 0; batch = batch_below(batch)) {
-    step.begin_step(), results.begin_step();
-    num_decodes_ = rows_ = seqs_ = batch_ = batch;
-    path_ = KvPath::native;
-    prefills_.clear();
-    pack_rows({}, step);
-    q_start_.host[0] = 0;
-    pack_table({});
-    flags_.clamped = results.take<uint32_t>(1);
-    flags_.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
-    step.upload(stream);
-    launch(stream);  // loads the kernels
-    graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });
-    cuda_check(cudaStreamSynchronize(stream.get()));
-  }
-  log_info(fmt::format("captured {} CUDA graphs for decodes of up to {} sequences in {:.0f} ms",
-                       graphs_.num_captured(), most, graphs_.capture_ms()));
 }
 
 }  // namespace ekv

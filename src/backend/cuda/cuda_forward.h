@@ -37,6 +37,9 @@ class CudaForward {
                                                    const CudaOptions& options, const CudaSizes& sizes,
                                                    const ForwardPlaces& places);
 
+  // Takes the fastest matrix products. Before everything below.
+  void tune(const GemmTuning& tuning, const Stream& stream);
+
   // Before the step's upload and download: the first places of both.
   void pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags);
   // Writes K and V of all rows and leaves the hidden state of every row.
@@ -60,6 +63,7 @@ class CudaForward {
               const CudaSizes& sizes, const ForwardPlaces& places);
   void make_workspaces(int num_ctas);
   std::vector<GemmShape> gemm_shapes() const;
+  std::vector<GemmOperands> gemm_operands();
   int batch_of_decodes(const StepInput& input) const;
   void pack_rows(const StepInput& input, StepMemory& step);
   void pack_table(const BlockTableView& table);

@@ -5,9 +5,18 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/cuda_raii.h"
+#include "backend/cuda/cuda_sizes.h"
+#include "backend/cuda/gemm_cache.h"
+#include "backend/cuda/gemm_tuner.h"
+#include "backend/cuda/launch_timing.h"
+#include "kernels/skinny_gemm.h"
 
 namespace ekv {
 namespace {
@@ -53,12 +62,51 @@ MatmulDesc make_desc() {
 
 // One matrix with one bucket of rows.
 struct Form {
+  GemmShape shape;
   int rows = 0;
   Layout w, x, y;
-  // The algorithms that cuBLASLt proposes, its first choice first. Tuning will time them and move `chosen`.
-  std::vector<cublasLtMatmulHeuristicResult_t> candidates;
-  size_t chosen = 0;
+  GemmChoice chosen;
+
+  GemmKey key() const {
+    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16};
+  }
 };
+
+cublasLtMatmulAlgo_t algorithm_of(const GemmChoice& choice) {
+  cublasLtMatmulAlgo_t algorithm{};
+  static_assert(sizeof algorithm.data == sizeof choice.algorithm);
+  std::memcpy(algorithm.data, choice.algorithm.data(), sizeof algorithm.data);
+  return algorithm;
+}
+
+GemmChoice choice_of(const cublasLtMatmulAlgo_t& algorithm) {
+  GemmChoice choice;
+  std::memcpy(choice.algorithm.data(), algorithm.data, sizeof algorithm.data);
+  return choice;
+}
+
+std::vector<int> skinny_splits(const Form& form) {
+  return find_skinny(form.rows, form.shape.outputs, form.shape.inputs);
+}
+
+// What a choice is valid for.
+std::string device_name() {
+  int device = 0, driver = 0;
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDevice(&device));
+  cuda_check(cudaGetDeviceProperties(&properties, device));
+  cuda_check(cudaDriverGetVersion(&driver));
+  return fmt::format("{}, driver {}, cuBLASLt {}", properties.name, driver, cublasLtGetVersion());
+}
+
+// The order in which forms are tuned while time is left: the most usual batches first, then all others of
+// steps of decodes, then some of prefill. -1: not tuned; few steps have it.
+int tuning_turn(int rows) {
+  constexpr std::array kFirst{1, 8, 16, 32, 64, 2, 4, 24, 48, 128, 256, 2048, 512, 1024, 4096, 8192};
+  const auto at = std::ranges::find(kFirst, rows);
+  if (at != kFirst.end()) return int(at - kFirst.begin());
+  return rows <= 512 && decode_bucket(rows) == rows ? rows + int(kFirst.size()) : -1;
+}
 
 class CublasGemm : public CudaGemm {
  public:
@@ -71,51 +119,120 @@ class CublasGemm : public CudaGemm {
   Status add(const GemmShape& shape) {
     std::vector<Form>& forms = forms_.emplace_back();
     for (int rows = 1;; rows = row_bucket(rows + 1)) {
-      forms.push_back(make_form(shape, rows));
-      if (forms.back().candidates.empty())
+      Form& form = forms.emplace_back(make_form(shape, rows));
+      const std::vector<GemmChoice> first = algorithms(form, 1);
+      if (first.empty())
         return Error{Error::unsupported,
                      fmt::format("cuBLASLt has no product of {} rows with a matrix of {} x {} on this device",
                                  rows, shape.outputs, shape.inputs),
                      "device"};
+      form.chosen = first[0];
       if (rows >= shape.max_rows) return std::nullopt;
     }
   }
 
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    const float one = 1, zero = 0;
-    blas_check(cublasLtMatmul(handle_.get(), desc_.get(), &one, w, form.w.get(), x, form.x.get(), &zero, y,
-                              form.y.get(), y, form.y.get(), &form.candidates[form.chosen].algo,
-                              workspace_.data(), workspace_.bytes(), stream));
+    blas_check(launch(form, form.chosen, w, x, y, stream));
   }
 
+  void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) override;
+
  private:
-  static constexpr int kCandidates = 8;
+  // Enough to find another kind of kernel and other split-Ks; more are variants of the same.
+  static constexpr int kCandidates = 24;
+  static constexpr int kLaunches = 16;  // that a timing has at most; 0.5 GB of the smallest matrices of an 8B
 
   static Preference make_preference() {
     cublasLtMatmulPreference_t raw = nullptr;
     blas_check(cublasLtMatmulPreferenceCreate(&raw));
     Preference preference(raw);
     const size_t bytes = kGemmWorkspaceBytes;
+    // Sums of a split K in fp32, in a fixed order: the others round them, or add in the order of arrival.
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     blas_check(cublasLtMatmulPreferenceSetAttribute(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                                                     sizeof bytes));
+    blas_check(cublasLtMatmulPreferenceSetAttribute(raw, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                                    sizeof schemes));
     return preference;
   }
 
-  Form make_form(const GemmShape& s, int rows) {
-    Form form{.rows = rows,
-              .w = make_layout(CUDA_R_16F, s.inputs, s.outputs, s.inputs),
-              .x = make_layout(CUDA_R_16F, s.inputs, rows, s.inputs),
-              .y = make_layout(s.fp32_out ? CUDA_R_32F : CUDA_R_16F, s.outputs, rows, s.out_stride)};
-    std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
+  static Form make_form(const GemmShape& s, int rows) {
+    return {.shape = s,
+            .rows = rows,
+            .w = make_layout(CUDA_R_16F, s.inputs, s.outputs, s.inputs),
+            .x = make_layout(CUDA_R_16F, s.inputs, rows, s.inputs),
+            .y = make_layout(s.fp32_out ? CUDA_R_32F : CUDA_R_16F, s.outputs, rows, s.out_stride),
+            .chosen = {}};
+  }
+
+  // Those that cuBLASLt proposes, its first choice first.
+  std::vector<GemmChoice> algorithms(const Form& form, int at_most) {
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(at_most));
     int count = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle_.get(), desc_.get(), form.w.get(), form.x.get(), form.y.get(),
-                                       form.y.get(), preference_.get(), kCandidates, found.data(), &count);
+                                       form.y.get(), preference_.get(), at_most, found.data(), &count);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) blas_check(status);
+    std::vector<GemmChoice> choices;
     for (const auto& result : std::span(found).first(size_t(count)))
-      if (result.state == CUBLAS_STATUS_SUCCESS) form.candidates.push_back(result);
-    return form;
+      if (result.state == CUBLAS_STATUS_SUCCESS) choices.push_back(choice_of(result.algo));
+    return choices;
+  }
+
+  cublasStatus_t launch(const Form& form, const GemmChoice& choice, const void* w, const void* x, void* y,
+                        cudaStream_t stream) {
+    if (choice.skinny_split > 0) return launch_skinny(form, choice, w, x, y, stream);
+    const float one = 1, zero = 0;
+    const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
+    return cublasLtMatmul(handle_.get(), desc_.get(), &one, w, form.w.get(), x, form.x.get(), &zero, y,
+                          form.y.get(), y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
+                          stream);
+  }
+
+  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, const void* w, const void* x,
+                                      void* y, cudaStream_t stream) {
+    launch_skinny_gemm({.w = w,
+                        .x = x,
+                        .y = y,
+                        .rows = form.rows,
+                        .outputs = form.shape.outputs,
+                        .inputs = form.shape.inputs,
+                        .out_stride = form.shape.out_stride,
+                        .fp32_out = form.shape.fp32_out,
+                        .split = choice.skinny_split},
+                       stream);
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  // Whether a choice from a file runs the form.
+  bool runs(const Form& form, const GemmChoice& choice) {
+    if (choice.skinny_split > 0) return std::ranges::count(skinny_splits(form), choice.skinny_split) > 0;
+    const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
+    cublasLtMatmulHeuristicResult_t result{};
+    return cublasLtMatmulAlgoCheck(handle_.get(), desc_.get(), form.w.get(), form.x.get(), form.y.get(),
+                                   form.y.get(), &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= kGemmWorkspaceBytes;
+  }
+
+  // cuBLASLt's first choice first.
+  std::vector<GemmChoice> candidates(const Form& form) {
+    std::vector<GemmChoice> all = algorithms(form, kCandidates);
+    for (const int split : skinny_splits(form)) all.push_back({.skinny_split = split, .algorithm = {}});
+    return all;
+  }
+
+  GemmChoice fastest(const Form& form, const GemmOperands& operands, cudaStream_t stream) {
+    const std::vector<GemmChoice> choices = candidates(form);
+    const int launches = form.rows > 512 ? 2 : std::min(kLaunches, std::max(2, int(operands.weights.size())));
+    const auto time_us = [&](size_t i, bool exact) {
+      const auto one = [&](int n) {
+        const void* w = operands.weights[size_t(n) % operands.weights.size()];
+        return launch(form, choices[i], w, operands.x, operands.y, stream) == CUBLAS_STATUS_SUCCESS;
+      };
+      return time_launches(one, launches, exact ? 5 : 2, stream);
+    };
+    return choices.empty() ? form.chosen : choices[choose_candidate(choices.size(), time_us)];
   }
 
   static const Form& find(const std::vector<Form>& forms, int rows) {
@@ -130,6 +247,48 @@ class CublasGemm : public CudaGemm {
   BlasHandle handle_;
   std::vector<std::vector<Form>> forms_;  // [shapes], ascending in rows
 };
+
+struct ToTune {
+  int turn = 0;
+  size_t shape = 0;
+  Form* form = nullptr;
+};
+
+void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  GemmCache cache = load_gemm_cache(tuning.cache_file);
+  std::map<GemmKey, GemmChoice>& known = cache.devices[device_name()];
+  std::vector<ToTune> left;
+  size_t from_file = 0, tuned = 0;
+  for (size_t shape = 0; shape < forms_.size(); ++shape)
+    for (Form& form : forms_[shape]) {
+      const auto at = known.find(form.key());
+      const bool usable = at != known.end() && runs(form, at->second);
+      if (usable) form.chosen = at->second, ++from_file;
+      if (!usable && tuning_turn(form.rows) >= 0) left.push_back({tuning_turn(form.rows), shape, &form});
+    }
+  std::ranges::stable_sort(left, {}, &ToTune::turn);
+  double next_report_s = 2;
+  for (const ToTune& next : left) {
+    if (seconds() > tuning.limit_s) break;
+    known[next.form->key()] = next.form->chosen = fastest(*next.form, operands[next.shape], stream);
+    if (++tuned; seconds() < next_report_s) continue;
+    log_info(fmt::format("matrix products: {} of {} forms tuned", tuned, left.size()));
+    next_report_s = seconds() + 2;
+  }
+  log_info(fmt::format("matrix products: {} forms tuned in {:.1f} s, {} from {}", tuned, seconds(), from_file,
+                       tuning.cache_file.empty() ? "no file" : tuning.cache_file));
+  if (tuned < left.size())
+    log_warn(
+        fmt::format("matrix products: {} forms, from {} rows on, were left as cuBLASLt chose them; the "
+                    "next start goes on with them",
+                    left.size() - tuned, left[tuned].form->rows));
+  if (tuned == 0 || tuning.cache_file.empty()) return;
+  if (Status unsaved = save_gemm_cache(tuning.cache_file, cache)) log_warn(unsaved->message);
+}
 
 }  // namespace
 

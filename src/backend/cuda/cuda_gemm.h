@@ -1,15 +1,19 @@
 #pragma once
 // cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
 //
-// The number of rows is rounded up to a bucket, so that a product has few forms. All forms are set up at the
-// start, each with an algorithm; a call looks its form up and allocates nothing. The rows of the padding are
-// computed from whatever the buffer holds and mean nothing; rows do not mix.
+// A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, or the
+// kernel for few rows with some split. The number of rows is rounded up to a bucket, so that a product has few
+// forms. All forms are set up at the start, each with an algorithm; a call looks its form up and allocates
+// nothing. The rows of the padding are computed from whatever the buffer holds and mean nothing; rows do not
+// mix.
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "elastickv/base.h"
 
@@ -32,11 +36,28 @@ struct GemmShape {
   int out_stride = 0;     // elements between rows of y, at least `outputs`
 };
 
+// What a shape is timed with: matrices that together exceed the L2, taken in turn as the layers of a step do,
+// and an x and a y with room for row_bucket(max_rows) rows. y is overwritten.
+struct GemmOperands {
+  std::vector<const void*> weights;
+  const void* x = nullptr;
+  void* y = nullptr;
+};
+struct GemmTuning {
+  std::string cache_file;  // empty: none
+  double limit_s = 20;     // what is not tuned by then keeps cuBLASLt's first choice
+};
+
 class CudaGemm {
  public:
   // Sets up every form of every shape. Errors: cuBLASLt has no algorithm for one.
   static Result<std::unique_ptr<CudaGemm>> make(std::span<const GemmShape> shapes);
   virtual ~CudaGemm() = default;
+
+  // Takes the fastest candidate of every form of a step of decodes, and of some larger ones: from the cache
+  // file, else by timing them, which the file then gets. `operands` in the order of the shapes. Once, before
+  // the first step; `stream` has nothing to do.
+  virtual void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) = 0;
 
   // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
   // Enqueues on `stream`. Alias: none. Pointers are aligned to 256 bytes.

@@ -9,6 +9,18 @@
 //   load_pair    from-host stream: host slot -> pages
 // clang-format on
 //
+// Two steps may be in flight, and pages of the older are given to others by the younger: what orders them.
+//   - Everything on the compute stream, demotions and extractions too, follows all work of the steps before.
+//   - A copy into the pool or the staging waits for `changed_`, which the compute stream reaches after all
+//     chunks of the steps before and the demotions and promotions of its own: the last readers and writers of a
+//     page or place that it was given. Chunks of its own step touch neither: a pair that is being loaded is in
+//     no chunk before its ticket was reported, a staged plane in no promotion.
+//   - A copy out of the pool waits for `chunks_done_`, the last writers. Its pages stay as they are until its
+//     ticket was reported: whole pairs are written no more, and the KV manager locks those of sequences that
+//     end. A copy out of the ring waits for its pack kernel, and the next pack kernel of the place for that
+//     copy.
+//   - What a ticket promises is seen by the host after its event, so by all that is submitted afterwards.
+//
 // One stream for each direction, because the copy engines of the two run side by side and copies of one
 // direction end in order. The compute stream waits for a copy only when the ring is full. Host slots remember
 // what they hold, so a copy of bytes that never arrived is a failed check.

@@ -1,0 +1,254 @@
+// kernel_gemm_bench.cpp -- matrix products of few rows on this GPU: the skinny kernel with each of its splits,
+// beside cuBLASLt's first choice and the best of the 16 that it proposes. Microseconds, TB/s of all operands,
+// share of the copy ceiling of the same run.
+//
+// Launches are graph replays in which each one waits for the one before; weights rotate through 1.5 GB of
+// random data. `kernel_gemm_bench PART...` runs the named parts only: llama, qwen, layer, skinny (llama without
+// cuBLASLt).
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/bench_device.h"
+#include "bench/bench_graph.h"
+#include "kernels/layer_ops.h"
+#include "kernels/skinny_gemm.h"
+#include "tests/support/device_array.h"
+
+namespace ekv::bench {
+namespace {
+
+using test::DeviceArray;
+
+constexpr size_t kPoolBytes = size_t(1536) << 20, kWorkspaceBytes = size_t(32) << 20;
+constexpr int kRows[] = {1, 8, 16, 32};
+
+struct Shape {
+  const char* name;
+  int outputs, inputs;
+  bool fp32_out = false;
+  size_t weight_bytes() const { return size_t(outputs) * inputs * 2; }
+  double bytes(int rows) const {
+    return double(weight_bytes()) + rows * (2.0 * inputs + (fp32_out ? 4.0 : 2.0) * outputs);
+  }
+};
+constexpr Shape kLlamaLayer[] = {
+    {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
+constexpr Shape kLlamaHead = {"lm_head", 128256, 4096, true};
+constexpr Shape kQwen[] = {
+    {"qwen gate_up", 24576, 4096}, {"qwen down", 4096, 12288}, {"qwen lm_head", 151936, 4096, true}};
+
+void blas_check(cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  std::fprintf(stderr, "cuBLASLt: %s\n", cublasLtGetStatusString(status));
+  std::exit(1);
+}
+
+// y = x W^T by one of the library's algorithms. Counts by columns, so W is transposed and y^T = W x^T.
+class Library {
+ public:
+  Library(const Shape& s, int rows, void* workspace) : workspace_(workspace) {
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    blas_check(cublasLtCreate(&handle_));
+    blas_check(cublasLtMatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    blas_check(
+        cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    blas_check(cublasLtMatrixLayoutCreate(&w_, CUDA_R_16F, s.inputs, s.outputs, s.inputs));
+    blas_check(cublasLtMatrixLayoutCreate(&x_, CUDA_R_16F, s.inputs, rows, s.inputs));
+    blas_check(
+        cublasLtMatrixLayoutCreate(&y_, s.fp32_out ? CUDA_R_32F : CUDA_R_16F, s.outputs, rows, s.outputs));
+    cublasLtMatmulPreference_t preference;
+    blas_check(cublasLtMatmulPreferenceCreate(&preference));
+    blas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                    &kWorkspaceBytes, sizeof kWorkspaceBytes));
+    algorithms_.resize(16);
+    int count = 0;
+    blas_check(cublasLtMatmulAlgoGetHeuristic(handle_, desc_, w_, x_, y_, y_, preference,
+                                              int(algorithms_.size()), algorithms_.data(), &count));
+    algorithms_.resize(count);
+    blas_check(cublasLtMatmulPreferenceDestroy(preference));
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+  ~Library() {
+    cublasLtMatrixLayoutDestroy(w_), cublasLtMatrixLayoutDestroy(x_), cublasLtMatrixLayoutDestroy(y_);
+    cublasLtMatmulDescDestroy(desc_);
+    cublasLtDestroy(handle_);
+  }
+
+  int algorithms() const { return int(algorithms_.size()); }
+  void multiply(int algorithm, const void* w, const void* x, void* y, cudaStream_t stream) const {
+    const float one = 1, zero = 0;
+    blas_check(cublasLtMatmul(handle_, desc_, &one, w, w_, x, x_, &zero, y, y_, y, y_,
+                              &algorithms_[algorithm].algo, workspace_, kWorkspaceBytes, stream));
+  }
+
+ private:
+  cublasLtHandle_t handle_;
+  cublasLtMatmulDesc_t desc_;
+  cublasLtMatrixLayout_t w_, x_, y_;
+  std::vector<cublasLtMatmulHeuristicResult_t> algorithms_;
+  void* workspace_;
+};
+
+class Bench {
+ public:
+  Bench()
+      : pool_(kPoolBytes / 2),
+        x_(size_t(kMaxSkinnyRows) * 16384),
+        y_(size_t(kMaxSkinnyRows) * 2 * 160000),
+        workspace_(kWorkspaceBytes) {
+    launch_fill_half(pool_.data(), pool_.size(), nullptr);
+    launch_fill_half(x_.data(), x_.size(), nullptr);
+    DeviceArray<uint32_t> sink(1);
+    uint8_t* const bytes = reinterpret_cast<uint8_t*>(pool_.data());
+    const size_t half = kPoolBytes / 2;
+    const auto read = [&](int, cudaStream_t t) { launch_read(bytes, kPoolBytes, sink.data(), t); };
+    const auto copy = [&](int, cudaStream_t t) { launch_copy(bytes + half, bytes, half, t); };
+    read_tbs_ = kPoolBytes / time_graph(3, read, 20).median_us / 1e6;
+    copy_tbs_ = 2 * half / time_graph(3, copy, 20).median_us / 1e6;
+    std::printf("read %.3f TB/s, copy %.3f TB/s\n", read_tbs_, copy_tbs_);
+  }
+
+  void header() const {
+    std::printf("%-14s %4s | %9s %9s | %9s %6s %6s | us at each split\n", "product", "rows", "Lt first",
+                "Lt best", "skinny", "TB/s", "% copy");
+  }
+
+  void product(const Shape& s, int rows, bool with_library) const {
+    double first = 0, best = 0;
+    if (with_library) {
+      const Library library(s, rows, workspace_.data());
+      first = best = time(s, library_call(library, 0), 40);
+      for (int i = 1; i < library.algorithms(); ++i)
+        best = std::min(best, time(s, library_call(library, i), 6));
+    }
+    double skinny = 0;
+    std::string all;
+    for (int split : find_skinny(rows, s.outputs, s.inputs)) {
+      const double us = time(s, skinny_call(s, rows, split), 40);
+      skinny = skinny == 0 ? us : std::min(skinny, us);
+      char text[32];
+      std::snprintf(text, sizeof text, " %d:%.2f", split, us);
+      all += text;
+    }
+    const double tbs = s.bytes(rows) / skinny / 1e6;
+    std::printf("%-14s %4d | %9.2f %9.2f | %9.2f %6.3f %5.1f%% |%s\n", s.name, rows, first, best, skinny, tbs,
+                100 * tbs / copy_tbs_, all.c_str());
+    std::fflush(stdout);
+  }
+
+  // The four products of a layer, one after the other; with what lies between them, too.
+  void layer(int rows) const {
+    double bytes = 0, calls_us[3] = {};
+    std::vector<std::unique_ptr<Library>> libraries;
+    for (const Shape& s : kLlamaLayer) {
+      bytes += s.bytes(rows);
+      libraries.push_back(std::make_unique<Library>(s, rows, workspace_.data()));
+    }
+    constexpr int kLayers = 3;  // 1.3 GB
+    const auto place = [](int layer, int product) {
+      size_t at = 0;
+      for (int i = 0; i < layer * 4 + product; ++i) at += kLlamaLayer[i % 4].weight_bytes();
+      return at;
+    };
+    for (int form = 0; form < 3; ++form) {
+      calls_us[form] = time_graph(
+                           8 * kLayers,
+                           [&](int i, cudaStream_t t) {
+                             for (int n = 0; n < 4; ++n) {
+                               const Shape& s = kLlamaLayer[n];
+                               const void* w = pool_.data() + place(i % kLayers, n) / 2;
+                               if (form == 0) libraries[n]->multiply(0, w, x_.data(), y_.data(), t);
+                               if (form > 0) skinny(s, rows, find_skinny(rows, s.outputs, s.inputs)[0], w, t);
+                               if (form == 2) between(n, rows, t);
+                             }
+                           },
+                           40)
+                           .median_us;
+    }
+    std::printf(
+        "layer %2d rows: Lt first %.1f us, skinny %.1f us (%.1f %% of copy), with norms and silu %.1f us\n",
+        rows, calls_us[0], calls_us[1], 100 * bytes / calls_us[1] / 1e6 / copy_tbs_, calls_us[2]);
+  }
+
+ private:
+  using Call = std::function<void(const void* w, cudaStream_t)>;
+
+  Call library_call(const Library& library, int algorithm) const {
+    return [&, algorithm](const void* w, cudaStream_t t) {
+      library.multiply(algorithm, w, x_.data(), y_.data(), t);
+    };
+  }
+  Call skinny_call(const Shape& s, int rows, int split) const {
+    return [&, rows, split](const void* w, cudaStream_t t) { skinny(s, rows, split, w, t); };
+  }
+  void skinny(const Shape& s, int rows, int split, const void* w, cudaStream_t t) const {
+    SkinnyGemmArgs a;
+    a.w = w, a.x = x_.data(), a.y = y_.data(), a.rows = rows, a.outputs = s.outputs, a.inputs = s.inputs;
+    a.out_stride = s.outputs, a.fp32_out = s.fp32_out, a.split = split;
+    launch_skinny_gemm(a, t);
+  }
+  void between(int product, int rows, cudaStream_t t) const {
+    if (product == 2) {
+      launch_silu_mul({y_.data(), y_.data() + y_.size() / 2, rows, 14336, Element::fp16}, t);
+    } else if (product % 2) {
+      RmsNormArgs a;
+      a.x = y_.data(), a.weight = x_.data(), a.out = y_.data() + y_.size() / 2, a.num_rows = rows,
+      a.hidden = 4096;
+      a.element = Element::fp16;
+      launch_rms_norm(a, t);
+    }
+  }
+
+  double time(const Shape& s, const Call& call, int replays) const {
+    const int count = std::clamp(int(kPoolBytes / s.weight_bytes()), 3, 32);
+    const size_t room = kPoolBytes - s.weight_bytes();
+    const auto launch = [&](int i, cudaStream_t t) {
+      const size_t at = room ? i * s.weight_bytes() % room / 256 * 256 : 0;
+      call(pool_.data() + at / 2, t);
+    };
+    return time_graph(count, launch, replays).median_us;
+  }
+
+  DeviceArray<uint16_t> pool_, x_, y_;
+  DeviceArray<uint8_t> workspace_;
+  double read_tbs_ = 0, copy_tbs_ = 0;
+};
+
+void run(const std::function<bool(const char*)>& wanted) {
+  const Bench bench;
+  bench.header();
+  const bool llama = wanted("llama");
+  for (const Shape& s : kLlamaLayer)
+    for (int rows : kRows)
+      if (llama || wanted("skinny")) bench.product(s, rows, llama);
+  for (int rows : kRows)
+    if (llama) bench.product(kLlamaHead, rows, true);
+  for (const Shape& s : kQwen)
+    for (int rows : kRows)
+      if (wanted("qwen")) bench.product(s, rows, true);
+  for (int rows : kRows)
+    if (wanted("layer")) bench.layer(rows);
+}
+
+}  // namespace
+}  // namespace ekv::bench
+
+int main(int argc, char** argv) {
+  ekv::bench::run([&](const char* part) {
+    const bool named =
+        std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, part) == 0; });
+    return named || (argc == 1 && std::strcmp(part, "skinny") != 0);
+  });
+  return 0;
+}

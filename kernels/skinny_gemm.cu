@@ -1,0 +1,277 @@
+// skinny_gemm.cu -- a product of few rows is one reading of W, so everything here serves that reading.
+//
+// A CTA has 64 outputs and one part of the inputs; its four warps take turns along the part, so that a row of W
+// is read 512 bytes at a time, and add their sums at the end. Inside a warp the inputs are permuted: both
+// operands of an mma take their 32 inputs in the order in which lane (g, t) of a quad finds them at 8 t .. 8 t
+// + 7 of row g. Then what a lane feeds to the mma are whole 16-byte vectors, and it is the same lane that
+// copied them: its ring in shared memory is its own, and the main loop has no barrier of any kind.
+//
+// Bytes under way: 96 KiB per CTA, two CTAs on a multiprocessor, against the 32 KiB or so that latency times
+// bandwidth asks for (H200). The rest covers the start of the next CTA or kernel, which fills its ring before
+// it waits for what lies ahead of it on the stream.
+
+#include <algorithm>
+
+#include "kernels/cuda_check.h"
+#include "kernels/device.cuh"
+#include "kernels/skinny_split.h"
+
+namespace ekv {
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
+constexpr int kCtasPerMultiprocessor = 2;
+constexpr int kStep = 32;         // inputs of a warp at a time, 64 bytes of a row
+constexpr int kStepsPerLine = 2;  // a warp takes whole lines of 128 bytes
+static_assert(kSkinnyStride == kWarps * kStepsPerLine * kStep);
+constexpr int kOutputTiles = kSkinnyOutputs / 16;
+constexpr int kVectors = 2 * kOutputTiles;  // of W, per lane and step: rows g, g + 8, g + 16, ...
+constexpr int kRing = 6;                    // steps
+constexpr int kStepBytes = kVectors * kWarpSize * 16;
+constexpr int kSharedBytes = kWarps * kRing * kStepBytes;
+constexpr int kPitch =
+    kSkinnyOutputs + 4;  // floats per row of sums: four rows in four different groups of banks
+
+// Which outputs and inputs are this lane's.
+struct Slice {
+  int first_output;  // of the CTA
+  int input, end;    // of the lane's first vector; end of the part
+  int steps;
+  __device__ explicit Slice(const SkinnyGemmArgs& a) {
+    const int part = blockIdx.x % a.split, warp = threadIdx.x / kWarpSize,
+              strides = ceil_div(a.inputs, kSkinnyStride);
+    const int first = strides * part / a.split, last = strides * (part + 1) / a.split;
+    first_output = int(blockIdx.x / a.split) * kSkinnyOutputs;
+    input = first * kSkinnyStride + warp * kStepsPerLine * kStep + threadIdx.x % 4 * 8;
+    end = min(a.inputs, last * kSkinnyStride);
+    steps = (last - first) * kStepsPerLine;
+  }
+  __device__ int input_at(int step) const {
+    return input + step / kStepsPerLine * kSkinnyStride + step % kStepsPerLine * kStep;
+  }
+};
+
+// W through the lane's ring.
+class WeightRing {
+ public:
+  __device__ WeightRing(const SkinnyGemmArgs& a, const Slice& slice, uint8_t* shared)
+      : slice_(slice), row_step_(size_t(a.inputs) * 8 * sizeof(uint16_t)), once_(read_once_policy()) {
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize,
+              row = slice.first_output + lane / 4;
+    w_ = static_cast<const uint8_t*>(a.w) + size_t(min(row, a.outputs - 1)) * a.inputs * sizeof(uint16_t);
+    rows_ = row < a.outputs ? min(kVectors, (a.outputs - 1 - row) / 8 + 1) : 0;
+    ring_ = shared + warp * kRing * kStepBytes + lane * 16;
+    for (int step = 0; step < kRing; ++step) copy(step, step);
+  }
+
+  // The vectors of a step. Steps come in order.
+  __device__ void take(uint4 (&w)[kVectors]) const {
+    cp_async_wait<kRing - 1>();
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) w[i] = load16(ring_ + place_ * kStepBytes + i * kWarpSize * 16);
+  }
+  // After the mma of `step`, which have read what is overwritten.
+  __device__ void refill(int step) {
+    copy(step + kRing, place_);
+    place_ = place_ + 1 == kRing ? 0 : place_ + 1;
+  }
+
+ private:
+  // Rows and inputs that do not exist are zeros. A group is opened for a step that does not exist, too, so that
+  // the oldest group is always that of the next step.
+  __device__ void copy(int step, int place) const {
+    const int input = slice_.input_at(step);
+    if (step < slice_.steps) {
+      const int rows = input < slice_.end ? rows_ : 0;
+      const uint8_t* from = w_ + (rows ? size_t(input) * sizeof(uint16_t) : 0);
+      const uint32_t to = shared_address(ring_ + place * kStepBytes);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        cp_async16_once(to + i * kWarpSize * 16, from, i < rows ? 16 : 0, once_);
+        if (i + 1 < rows) from += row_step_;
+      }
+    }
+    cp_async_commit();
+  }
+
+  const Slice& slice_;
+  const size_t row_step_;  // bytes to the lane's next row
+  const uint64_t once_;
+  const uint8_t* w_;
+  uint8_t* ring_;
+  int rows_, place_ = 0;
+};
+
+// The lane's vectors of x, past the L1: the kernel ahead may have written them after this CTA began.
+template <int kTokenTiles>
+__device__ __forceinline__ void load_x(const SkinnyGemmArgs& a, const Slice& slice, int step,
+                                       uint4 (&x)[kTokenTiles]) {
+  const int input = slice.input_at(step), row = threadIdx.x % kWarpSize / 4;
+  const bool exists = step < slice.steps && input < slice.end;
+#pragma unroll
+  for (int j = 0; j < kTokenTiles; ++j) {
+    const size_t at = size_t(j * 8 + row) * a.inputs + input;
+    x[j] = uint4{};
+    if (exists && j * 8 + row < a.rows)
+      x[j] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + at));
+  }
+}
+
+template <int kTokenTiles>
+using Sums = float[kOutputTiles][kTokenTiles][4];
+
+template <int kTokenTiles>
+__device__ __forceinline__ void add_step(Sums<kTokenTiles>& sums, const uint4 (&w)[kVectors],
+                                         const uint4 (&x)[kTokenTiles]) {
+#pragma unroll
+  for (int i = 0; i < kOutputTiles; ++i) {
+    const uint4 low = w[2 * i], high = w[2 * i + 1];
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j) {
+      mma_m16n8k16(sums[i][j], first, x[j].x, x[j].y);
+      mma_m16n8k16(sums[i][j], second, x[j].z, x[j].w);
+    }
+  }
+}
+
+template <int kTokenTiles>
+__device__ void multiply(const SkinnyGemmArgs& a, uint8_t* shared, Sums<kTokenTiles>& sums) {
+  const Slice slice(a);
+  WeightRing ring(a, slice, shared);
+  let_next_kernel_begin();
+  wait_for_kernels_ahead();
+  constexpr int kAhead = 2;  // steps that x is asked for in advance
+  static_assert(kStepsPerLine % kAhead == 0);
+  uint4 x[kAhead][kTokenTiles];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load_x<kTokenTiles>(a, slice, i, x[i]);
+  for (int step = 0; step < slice.steps; step += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      uint4 w[kVectors];
+      ring.take(w);
+      add_step<kTokenTiles>(sums, w, x[i]);
+      load_x<kTokenTiles>(a, slice, step + i + kAhead, x[i]);
+      ring.refill(step + i);
+    }
+  }
+}
+
+// The sums of the warps in shared memory, [warp][row][output].
+template <int kTokenTiles>
+__device__ float* share_sums(uint8_t* shared, const Sums<kTokenTiles>& sums) {
+  float* const all = reinterpret_cast<float*>(shared);
+  float* const own = all + threadIdx.x / kWarpSize * kTokenTiles * 8 * kPitch;
+  const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
+  __syncthreads();  // the rings are empty
+#pragma unroll
+  for (int i = 0; i < kOutputTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j)
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        own[(j * 8 + 2 * t + n % 2) * kPitch + i * 16 + n / 2 * 8 + g] = sums[i][j][n];
+  __syncthreads();
+  return all;
+}
+
+__device__ void store_sum(const SkinnyGemmArgs& a, int row, int output, float sum) {
+  if (output >= a.outputs) return;
+  const size_t at = size_t(row) * a.out_stride + output;
+  if (a.fp32_out)
+    static_cast<float*>(a.y)[at] = sum;
+  else
+    static_cast<__half*>(a.y)[at] = __float2half(sum);
+}
+
+// Adds up the parts, each CTA of the cluster for its share of the outputs. `sums`: [row][output], this part's.
+__device__ void add_parts(const SkinnyGemmArgs& a, int first_output, const float* sums) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const int per_part = kSkinnyOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
+  cluster_barrier();
+  for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads) {
+    const int row = i / per_part, output = begin + i % per_part;
+    float sum = 0;
+    for (int part = 0; part < a.split; ++part)
+      sum += load_shared_of(part, shared_address(sums + row * kPitch + output));
+    store_sum(a, row, first_output + output, sum);
+  }
+  cluster_barrier();  // nobody leaves while its sums are read
+#endif
+}
+
+template <int kTokenTiles>
+__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
+    skinny_kernel(const __grid_constant__ SkinnyGemmArgs a) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  Sums<kTokenTiles> sums{};
+  multiply<kTokenTiles>(a, shared, sums);
+  float* const of_warps = share_sums<kTokenTiles>(shared, sums);
+  const int first_output = int(blockIdx.x / a.split) * kSkinnyOutputs;
+  for (int i = threadIdx.x; i < a.rows * kSkinnyOutputs; i += kThreads) {
+    const int row = i / kSkinnyOutputs, output = i % kSkinnyOutputs;
+    float* const at = of_warps + row * kPitch + output;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += at[warp * kTokenTiles * 8 * kPitch];
+    if (a.split == 1)
+      store_sum(a, row, first_output + output, sum);
+    else
+      *at = sum;
+  }
+  if (a.split > 1) add_parts(a, first_output, of_warps);
+}
+
+using Kernel = void (*)(SkinnyGemmArgs);
+Kernel kernel_for(int rows) {
+  if (rows <= 8) return skinny_kernel<1>;
+  if (rows <= 16) return skinny_kernel<2>;
+  return skinny_kernel<4>;
+}
+
+// Clusters and programmatic launches: by the code that was built and that the device takes.
+bool is_hopper_code(Kernel kernel) {
+  cudaFuncAttributes code;
+  cuda_check(cudaFuncGetAttributes(&code, kernel));
+  return code.ptxVersion >= 90;
+}
+
+}  // namespace
+
+std::vector<int> find_skinny(int rows, int outputs, int inputs) {
+  int device, multiprocessors;
+  cuda_check(cudaGetDevice(&device));
+  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int most = is_hopper_code(skinny_kernel<1>) ? kMaxSkinnySplit : 1;
+  return skinny_splits(rows, outputs, inputs, most, multiprocessors * kCtasPerMultiprocessor);
+}
+
+void launch_skinny_gemm(const SkinnyGemmArgs& a, cudaStream_t stream) {
+  EKV_CHECK(a.rows >= 1 && a.rows <= kMaxSkinnyRows && a.outputs >= 1, "rows or outputs out of range");
+  EKV_CHECK(a.inputs >= 8 && a.inputs % 8 == 0, "inputs must be a multiple of 8");
+  EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
+  EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");
+  const Kernel kernel = kernel_for(a.rows);
+  const bool hopper = is_hopper_code(kernel);
+  EKV_CHECK(hopper || a.split == 1, "this device has no clusters; find_skinny tells so at start-up");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
+
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {unsigned(a.split), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = ceil_div(a.outputs, kSkinnyOutputs) * a.split;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = !hopper ? 0 : a.split > 1 ? 2 : 1;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, a));
+}
+
+}  // namespace ekv

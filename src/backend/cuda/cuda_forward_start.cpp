@@ -1,0 +1,84 @@
+// cuda_forward_start.cpp -- what CudaForward does before the first step: matrix products and graphs.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/cuda/cuda_forward.h"
+
+namespace ekv {
+namespace {
+
+// The next smaller decode_bucket(); 0 below 1.
+int batch_below(int batch) {
+  int below = batch - 1;
+  while (below > 0 && decode_bucket(below) == batch) --below;
+  return below;
+}
+
+}  // namespace
+
+// In the order of Product.
+std::vector<GemmShape> CudaForward::gemm_shapes() const {
+  const ModelConfig& m = model_;
+  const auto shape = [&](int outputs, int inputs) {
+    return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
+  };
+  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
+          shape(m.hidden, m.q_rows()),
+          shape(2 * m.intermediate, m.hidden),
+          shape(m.hidden, m.intermediate),
+          {.outputs = m.vocab,
+           .inputs = m.hidden,
+           .max_rows = sizes_.logit_rows,
+           .fp32_out = true,
+           .out_stride = sizes_.logit_stride}};
+}
+
+// In the order of Product.
+std::vector<GemmOperands> CudaForward::gemm_operands() {
+  std::vector<GemmOperands> all{{{}, normed_.data(), wide_.data()},
+                                {{}, attended_.data(), delta_.data()},
+                                {{}, normed_.data(), wide_.data()},
+                                {{}, attended_.data(), delta_.data()},
+                                {{weights_.lm_head()}, gathered_.data(), logits_.data()}};
+  for (const CudaLayer& layer : weights_.layers) {
+    all[kQkv].weights.push_back(layer.qkv.data());
+    all[kOut].weights.push_back(layer.o.data());
+    all[kGateUp].weights.push_back(layer.gate_up.data());
+    all[kDown].weights.push_back(layer.down.data());
+  }
+  return all;
+}
+
+void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
+  constexpr int kSmall = 0x2c;  // bytes of fp16 0.065: with zeros the multipliers would have nothing to do
+  DeviceTensor* const inputs[] = {&normed_, &attended_, &gathered_};
+  for (const DeviceTensor* x : inputs) cuda_check(cudaMemsetAsync(x->data(), kSmall, x->bytes(), stream.get()));
+  cuda_check(cudaStreamSynchronize(stream.get()));
+  gemm_->tune(gemm_operands(), tuning, stream.get());
+}
+
+void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {
+  if (!graphs_.enabled()) return;
+  const int most = std::min({decode_bucket(max_seqs), sizes_.max_batch, sizes_.logit_rows});
+  for (int batch = most; batch > 0; batch = batch_below(batch)) {
+    step.begin_step(), results.begin_step();
+    num_decodes_ = rows_ = seqs_ = batch_ = batch;
+    path_ = KvPath::native;
+    prefills_.clear();
+    pack_rows({}, step);
+    q_start_.host[0] = 0;
+    pack_table({});
+    flags_.clamped = results.take<uint32_t>(1);
+    flags_.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
+    step.upload(stream);
+    launch(stream);  // loads the kernels
+    graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });
+    cuda_check(cudaStreamSynchronize(stream.get()));
+  }
+  log_info(fmt::format("captured {} CUDA graphs for decodes of up to {} sequences in {:.0f} ms",
+                       graphs_.num_captured(), most, graphs_.capture_ms()));
+}
+
+}  // namespace ekv

@@ -1,0 +1,136 @@
+#include "backend/cuda/gemm_cache.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include "util/files.h"
+
+namespace ekv {
+namespace {
+
+constexpr std::string_view kFirstLine = "elastickv gemm cache 1", kDevice = "device ";
+constexpr size_t kMostBytes = size_t(16) << 20;
+
+uint64_t checksum(std::string_view text) {  // FNV-1a
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
+  return hash;
+}
+
+std::vector<std::string_view> split(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(at), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+template <class Number>
+bool read_number(std::string_view text, Number& number, int base = 10) {
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  return fault == std::errc() && end == text.data() + text.size();
+}
+
+std::optional<GemmKey> read_key(const std::vector<std::string_view>& words) {
+  GemmKey key;
+  int* const fields[] = {&key.outputs, &key.inputs, &key.rows, &key.out_stride, &key.out_bits};
+  for (size_t i = 0; i < std::size(fields); ++i)
+    if (!read_number(words[i], *fields[i]) || *fields[i] <= 0) return std::nullopt;
+  return key;
+}
+
+std::optional<GemmChoice> read_choice(const std::vector<std::string_view>& words) {
+  GemmChoice choice;
+  if (words[5] == "skinny" && words.size() == 7 && read_number(words[6], choice.skinny_split) &&
+      choice.skinny_split > 0)
+    return choice;
+  if (words[5] != "cublas" || words.size() != 6 + choice.algorithm.size()) return std::nullopt;
+  for (size_t i = 0; i < choice.algorithm.size(); ++i)
+    if (!read_number(words[6 + i], choice.algorithm[i], 16)) return std::nullopt;
+  return choice;
+}
+
+Error broken(std::string why) { return {Error::invalid_argument, std::move(why), "gemm-cache"}; }
+
+// Whether the last line says what is before it.
+bool ends_well(std::string_view text, std::string_view last, size_t lines) {
+  const std::vector<std::string_view> words = split(last, ' ');
+  size_t count = 0;
+  uint64_t sum = 0;
+  return words.size() == 3 && words[0] == "end" && read_number(words[1], count) &&
+         read_number(words[2], sum, 16) && count == lines &&
+         sum == checksum(text.substr(0, size_t(last.data() - text.data())));
+}
+
+}  // namespace
+
+std::string to_text(const GemmCache& cache) {
+  std::string text = fmt::format("{}\n", kFirstLine);
+  for (const auto& [device, choices] : cache.devices) {
+    text += fmt::format("{}{}\n", kDevice, device);
+    for (const auto& [key, choice] : choices) {
+      text += fmt::format("{} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride, key.out_bits);
+      text += choice.skinny_split > 0 ? fmt::format(" skinny {}\n", choice.skinny_split)
+                                      : fmt::format(" cublas {:x}\n", fmt::join(choice.algorithm, " "));
+    }
+  }
+  return text + fmt::format("end {} {:x}\n", std::ranges::count(text, '\n'), checksum(text));
+}
+
+Result<GemmCache> parse_gemm_cache(const std::string& text) {
+  const std::vector<std::string_view> lines = split(text, '\n');
+  if (lines.empty() || lines[0] != kFirstLine) return broken("it is not a GEMM cache of this version");
+  if (!ends_well(text, lines.back(), lines.size() - 1)) return broken("it was cut off or changed");
+  GemmCache cache;
+  std::map<GemmKey, GemmChoice>* choices = nullptr;
+  for (size_t i = 1; i + 1 < lines.size(); ++i) {
+    if (lines[i].starts_with(kDevice)) {
+      choices = &cache.devices[std::string(lines[i].substr(kDevice.size()))];
+      continue;
+    }
+    const std::vector<std::string_view> words = split(lines[i], ' ');
+    const bool whole = choices && words.size() >= 7;
+    const std::optional<GemmKey> key = whole ? read_key(words) : std::nullopt;
+    const std::optional<GemmChoice> choice = whole ? read_choice(words) : std::nullopt;
+    if (!key || !choice) return broken(fmt::format("line {} is not understood", i + 1));
+    (*choices)[*key] = *choice;
+  }
+  return cache;
+}
+
+GemmCache load_gemm_cache(const std::filesystem::path& path) {
+  std::error_code fault;
+  if (path.empty() || !std::filesystem::exists(path, fault)) return {};
+  const Result<std::string> text = read_file(path, kMostBytes);
+  Result<GemmCache> cache = text ? parse_gemm_cache(*text) : Result<GemmCache>(text.error());
+  if (cache) return *std::move(cache);
+  log_warn(fmt::format("--gemm-cache {} is not used and will be replaced: {}", path.string(),
+                       cache.error().message));
+  return {};
+}
+
+Status save_gemm_cache(const std::filesystem::path& path, const GemmCache& cache) {
+  std::error_code fault;
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), fault);
+  const std::filesystem::path beside = fmt::format("{}.{}", path.string(), getpid());
+  std::ofstream file(beside, std::ios::binary);
+  file << to_text(cache);
+  file.close();
+  if (file) std::filesystem::rename(beside, path, fault);
+  if (file && !fault) return std::nullopt;
+  std::filesystem::remove(beside, fault);
+  return Error{
+      Error::unavailable,
+      fmt::format("--gemm-cache {} cannot be written; name a file in a folder that can", path.string()),
+      "gemm-cache"};
+}
+
+}  // namespace ekv

@@ -1,0 +1,53 @@
+#pragma once
+// gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
+//
+//   elastickv gemm cache 1
+//   device NVIDIA H200, driver 13000, cuBLASLt 130100
+//   6144 4096 8 6144 16 cublas <eight words of the algorithm, hexadecimal>
+//   4096 4096 8 4096 16 skinny 4
+//   end <lines before> <their checksum, hexadecimal>
+//
+// A line is outputs, inputs, rows, elements between rows of y, bits of y, choice. It belongs to the last device
+// above it.
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "elastickv/base.h"
+
+namespace ekv {
+
+// One product with one number of rows.
+struct GemmKey {
+  int outputs = 0, inputs = 0, rows = 0, out_stride = 0;
+  int out_bits = 16;
+  auto operator<=>(const GemmKey&) const = default;
+};
+
+// What computes it.
+struct GemmChoice {
+  int skinny_split = 0;                 // of kernels/skinny_gemm.h; 0: an algorithm of cuBLASLt
+  std::array<uint64_t, 8> algorithm{};  // cublasLtMatmulAlgo_t, valid for the version that gave it
+  bool operator==(const GemmChoice&) const = default;
+};
+
+struct GemmCache {
+  std::map<std::string, std::map<GemmKey, GemmChoice>> devices;
+  bool operator==(const GemmCache&) const = default;
+};
+
+std::string to_text(const GemmCache& cache);
+// Errors: another program's file, a line that is not as above, one that is missing.
+Result<GemmCache> parse_gemm_cache(const std::string& text);
+
+// An empty cache where there is no file, or, with a warning, where it cannot be used.
+GemmCache load_gemm_cache(const std::filesystem::path& path);
+// Through a file beside it that then takes its name, so that nobody reads half of one. Errors: it cannot be
+// written.
+Status save_gemm_cache(const std::filesystem::path& path, const GemmCache& cache);
+
+}  // namespace ekv

@@ -1,0 +1,38 @@
+#include "backend/cuda/gemm_tuner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace ekv {
+namespace {
+
+constexpr size_t kFinalists = 3;
+constexpr int kRounds = 2;
+
+struct Timed {
+  size_t candidate = 0;
+  double us = 0;
+};
+
+}  // namespace
+
+size_t choose_candidate(size_t count, const TimeCandidate& time_us) {
+  std::vector<Timed> others;
+  for (size_t i = 1; i < count; ++i) others.push_back({i, time_us(i, false)});
+  std::ranges::sort(others, {}, &Timed::us);
+  others.resize(std::min(others.size(), kFinalists));
+  for (Timed& other : others) other.us = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const double first = time_us(0, true);
+    for (Timed& other : others) {
+      const double us = time_us(other.candidate, true);
+      other.us += us < first * (1 - kWinMargin) ? us : std::numeric_limits<double>::infinity();
+    }
+  }
+  const auto best = std::ranges::min_element(others, {}, &Timed::us);
+  return best != others.end() && std::isfinite(best->us) ? best->candidate : 0;
+}
+
+}  // namespace ekv

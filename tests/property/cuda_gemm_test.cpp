@@ -1,0 +1,105 @@
+// Matrix products on the GPU, before and after tuning, against sums in double; what the file keeps is what was
+// chosen. Every candidate that tuning can choose is a candidate that this test can meet.
+
+#include "backend/cuda/cuda_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+
+#include "backend/cuda/cuda_raii.h"
+#include "backend/cuda/gemm_cache.h"
+#include "support/half.h"
+
+namespace ekv::test {
+namespace {
+
+const GemmShape kShapes[] = {
+    {.outputs = 384, .inputs = 256, .max_rows = 70, .out_stride = 384},
+    {.outputs = 1000, .inputs = 512, .max_rows = 33, .fp32_out = true, .out_stride = 1008},
+    {.outputs = 4096, .inputs = 4096, .max_rows = 17, .out_stride = 4096},
+};
+
+template <class T>
+DeviceBuffer<T> on_device(const std::vector<T>& values) {
+  DeviceBuffer<T> made(values.size());
+  cuda_check(cudaMemcpy(made.data(), values.data(), made.bytes(), cudaMemcpyHostToDevice));
+  return made;
+}
+
+class CudaGemmTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const unsigned seed = std::random_device()();
+    std::printf("seed %u\n", seed);
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    for (const GemmShape& s : kShapes) {
+      const auto random = [&](size_t count) {
+        std::vector<uint16_t> bits(count);
+        for (uint16_t& b : bits) b = half_bits(normal(rng));
+        return bits;
+      };
+      const size_t rows = size_t(row_bucket(s.max_rows));
+      w_.push_back(random(size_t(s.outputs) * size_t(s.inputs))), x_.push_back(random(rows * size_t(s.inputs)));
+      d_w_.push_back(on_device(w_.back())), d_x_.push_back(on_device(x_.back()));
+      d_y_.emplace_back(rows * size_t(s.out_stride));
+      operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
+    }
+  }
+
+  void expect_products(CudaGemm& gemm) {
+    for (size_t i = 0; i < std::size(kShapes); ++i)
+      for (int rows = 1; rows <= kShapes[i].max_rows; rows += 1 + rows / 3) expect_product(gemm, i, rows);
+  }
+
+  void expect_product(CudaGemm& gemm, size_t i, int rows) {
+    const GemmShape& s = kShapes[i];
+    cuda_check(cudaMemset(d_y_[i].data(), 0x7f, d_y_[i].bytes()));
+    gemm.multiply(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), rows, stream_.get());
+    cuda_check(cudaStreamSynchronize(stream_.get()));
+    std::vector<float> y(d_y_[i].size());
+    cuda_check(cudaMemcpy(y.data(), d_y_[i].data(), d_y_[i].bytes(), cudaMemcpyDeviceToHost));
+    for (int row = 0; row < rows; ++row)
+      for (int o = 0; o < s.outputs; o += 1 + o % 7) {
+        double want = 0, size = 0;
+        for (int k = 0; k < s.inputs; ++k) {
+          const double term = half_value(x_[i][size_t(row) * size_t(s.inputs) + size_t(k)]) *
+                              half_value(w_[i][size_t(o) * size_t(s.inputs) + size_t(k)]);
+          want += term, size += std::fabs(term);
+        }
+        const size_t at = size_t(row) * size_t(s.out_stride) + size_t(o);
+        const double got = s.fp32_out ? double(y[at]) : half_value(reinterpret_cast<uint16_t*>(y.data())[at]);
+        const double bound = size * s.inputs * 0x1p-24 + (s.fp32_out ? 0 : std::fabs(want) * 0x1p-10);
+        ASSERT_NEAR(got, want, bound) << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
+      }
+  }
+
+  Stream stream_ = make_stream();
+  std::vector<std::vector<uint16_t>> w_, x_;
+  std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_;
+  std::vector<DeviceBuffer<float>> d_y_;
+  std::vector<GemmOperands> operands_;
+};
+
+TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
+  const auto path = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
+  Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(kShapes), again = CudaGemm::make(kShapes);
+  ASSERT_TRUE(gemm && again);
+  expect_products(**gemm);
+  (*gemm)->tune(operands_, {.cache_file = path.string()}, stream_.get());
+  expect_products(**gemm);
+  const GemmCache kept = load_gemm_cache(path);
+  ASSERT_EQ(kept.devices.size(), 1u);
+  EXPECT_GT(kept.devices.begin()->second.size(), 10u);
+  (*again)->tune(operands_, {.cache_file = path.string(), .limit_s = 0}, stream_.get());
+  expect_products(**again);
+  EXPECT_EQ(load_gemm_cache(path), kept) << "nothing was left to tune";
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace ekv::test

@@ -1,0 +1,117 @@
+// The file that keeps tuned matrix products, and the choice among noisy timings.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+
+#include "backend/cuda/gemm_cache.h"
+#include "backend/cuda/gemm_tuner.h"
+
+namespace ekv {
+namespace {
+
+GemmCache random_cache(std::mt19937& rng) {
+  GemmCache cache;
+  for (const char* device : {"NVIDIA H200, driver 13000, cuBLASLt 130100", "another, with spaces"})
+    for (int i = 0; i < 30; ++i) {
+      const GemmKey key{int(1 + rng() % 200000), int(1 + rng() % 20000), int(1 + rng() % 4096),
+                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32};
+      GemmChoice choice;
+      if (rng() % 3 == 0)
+        choice.skinny_split = int(1 + rng() % 16);
+      else
+        for (uint64_t& word : choice.algorithm) word = rng() % 4 ? rng() | uint64_t(rng()) << 32 : 0;
+      cache.devices[device][key] = choice;
+    }
+  return cache;
+}
+
+TEST(GemmCache, ReadsWhatItWrote) {
+  const unsigned seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 rng(seed);
+  const GemmCache cache = random_cache(rng);
+  const Result<GemmCache> read = parse_gemm_cache(to_text(cache));
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(*read, cache);
+  EXPECT_EQ(*parse_gemm_cache(to_text({})), GemmCache{});
+}
+
+TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
+  std::mt19937 rng(5);
+  const std::string text = to_text(random_cache(rng));
+  for (size_t cut = 0; cut + 1 < text.size(); ++cut)
+    EXPECT_FALSE(parse_gemm_cache(text.substr(0, cut))) << "cut at " << cut;
+  for (size_t at = 0; at + 1 < text.size(); ++at) {  // the last line break may be another byte or missing
+    std::string changed = text;
+    changed[at] = char(changed[at] ^ (1 << rng() % 7));
+    const Result<GemmCache> read = parse_gemm_cache(changed);
+    // A digit of the checksum may change its case.
+    if (read) {
+      EXPECT_EQ(to_text(*read), text) << "byte " << at;
+    }
+  }
+}
+
+TEST(GemmCache, RefusesOtherFiles) {
+  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 2\nend 1 0\n", "elastickv gemm cache 1\n"})
+    EXPECT_FALSE(parse_gemm_cache(text)) << text;
+}
+
+TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {
+  const auto folder = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
+  const auto path = folder / "made" / "on demand.txt";
+  std::mt19937 rng(6);
+  const GemmCache cache = random_cache(rng);
+  EXPECT_EQ(load_gemm_cache(path), GemmCache{});
+  EXPECT_EQ(save_gemm_cache(path, cache), std::nullopt);
+  EXPECT_EQ(load_gemm_cache(path), cache);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "made"), {}), 1) << "nothing is left";
+  std::ofstream(path) << "something else\n";
+  EXPECT_EQ(load_gemm_cache(path), GemmCache{});
+  EXPECT_TRUE(save_gemm_cache(path / "below a file", cache).has_value());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(GemmTuner, FindsAClearWinner) {
+  const std::vector<double> us{10, 11, 9.9, 8, 30, std::numeric_limits<double>::infinity()};
+  EXPECT_EQ(choose_candidate(us.size(), [&](size_t i, bool) { return us[i]; }), 3u);
+  EXPECT_EQ(choose_candidate(1, [&](size_t i, bool) { return us[i]; }), 0u);
+  EXPECT_EQ(choose_candidate(3, [&](size_t i, bool) { return us[i]; }), 0u) << "1 % is no reason to change";
+  const std::vector<double> none_works{10, us[5], us[5]};
+  EXPECT_EQ(choose_candidate(3, [&](size_t i, bool) { return none_works[i]; }), 0u);
+  const std::vector<double> first_fails{us[5], 12, 11};
+  EXPECT_EQ(choose_candidate(3, [&](size_t i, bool) { return first_fails[i]; }), 2u);
+}
+
+// All candidates take the same time, with noise of up to 10 %, of which one sample in ten is a lucky one. A
+// tuner that trusted the least sample would change in nearly every run.
+TEST(GemmTuner, NoiseSeldomReplacesTheFirst) {
+  std::mt19937 rng(7);
+  std::uniform_real_distribution<double> noise(0, 0.01), lucky(-0.1, 0);
+  int changed = 0;
+  for (int run = 0; run < 1000; ++run)
+    changed += choose_candidate(24, [&](size_t, bool exact) {
+                 return 10 * (1 + noise(rng) + (!exact && rng() % 10 == 0 ? lucky(rng) : 0));
+               }) != 0;
+  EXPECT_EQ(changed, 0);
+  for (int run = 0; run < 1000; ++run)
+    changed += choose_candidate(24, [&](size_t, bool) {
+                 return 10 * (1 + noise(rng) + (rng() % 10 == 0 ? lucky(rng) : 0));
+               }) != 0;
+  EXPECT_LT(changed, 200) << "of 1000";
+}
+
+// The device slows down while it is timed: the first, timed early, does not win by that.
+TEST(GemmTuner, ADriftOfTheClockDecidesNothing) {
+  double clock = 1;
+  const auto drifting = [&](size_t i, bool) { return (clock *= 1.002) * (i == 5 ? 9.0 : 10.0); };
+  EXPECT_EQ(choose_candidate(8, drifting), 5u);
+}
+
+}  // namespace
+}  // namespace ekv
