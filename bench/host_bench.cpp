@@ -70,6 +70,7 @@ class Steps {
     for (SeqId id : plan_.admitted) sequences_.admit(id);
     for (const LoadPlan& load : plan_.loads) sequences_.admit(load.seq);
     pack_step(plan_, kv_.pairs(), AttentionPath::automatic, sequences_, packed_);
+    mark_taint(plan_, packed_, sequences_);
     charge_exposure(plan_, packed_, sequences_);
   }
 

@@ -116,6 +116,7 @@ void Engine::commit(Flight& flight) {
   for (SeqId id : plan.admitted) sequences_.admit(id);
   for (const LoadPlan& load : plan.loads) sequences_.admit(load.seq);
   pack_step(plan, kv_.pairs(), config_.fidelity.attention_path, sequences_, flight.packed);
+  mark_taint(plan, flight.packed, sequences_);
   count_fidelity(flight);
   count_copies(flight.record);
 }

@@ -95,7 +95,7 @@ void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath atten
                SequenceTable& sequences, PackedStep& packed) {
   packed.tokens.clear(), packed.positions.clear(), packed.slot_mapping.clear();
   packed.q_start.assign(1, 0), packed.kv_len.clear();
-  packed.sample_rows.clear(), packed.sample_seqs.clear(), packed.base_runs.clear(), packed.tainted.clear();
+  packed.sample_rows.clear(), packed.sample_seqs.clear(), packed.base_runs.clear();
 
   packed.max_pairs = 0;
   for (const ChunkPlan& chunk : plan.chunks)
@@ -107,16 +107,23 @@ void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath atten
 
   PairEntry* row = packed.table.data();
   for (const ChunkPlan& chunk : plan.chunks) {
-    Sequence& sequence = sequences[chunk.seq];
+    const Sequence& sequence = sequences[chunk.seq];
     pack_rows(chunk, pairs, sequence, packed);
     pack_samples(chunk, sequence, packed);
     packed.base_runs.push_back(pack_table(sequence.blocks, pairs, row));
-    if (packed.base_runs.back().count > 0)
-      sequence.tainted_from = std::min(sequence.tainted_from, chunk.first_pos);
-    packed.tainted.push_back(sequence.tainted_from != kClean);
     row += packed.max_pairs;
   }
   packed.path = path_of(packed.base_runs, attention_path);
+}
+
+void mark_taint(const StepPlan& plan, PackedStep& packed, SequenceTable& sequences) {
+  packed.tainted.clear();
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    Sequence& sequence = sequences[plan.chunks[i].seq];
+    if (packed.base_runs[i].count > 0)
+      sequence.tainted_from = std::min(sequence.tainted_from, plan.chunks[i].first_pos);
+    packed.tainted.push_back(sequence.tainted_from != kClean);
+  }
 }
 
 Exposure charge_exposure(const StepPlan& plan, const PackedStep& packed, SequenceTable& sequences) {

@@ -18,7 +18,7 @@ struct PackedStep {
   std::vector<PairEntry> table;
   int max_pairs = 0;
   std::vector<BaseRun> base_runs;  // [chunks]
-  std::vector<uint8_t> tainted;    // [chunks] what it computes depends on BASE
+  std::vector<uint8_t> tainted;    // [chunks] what it computes depends on BASE; mark_taint()
   KvPath path = KvPath::native;
   std::vector<SampleRow> sample_rows;
   std::vector<SeqId> sample_seqs;  // [sample_rows] whose row it is
@@ -32,11 +32,15 @@ struct Exposure {
   int64_t query_pairs = 0, query_base_pairs = 0;
 };
 
-// `plan` has been committed: every position it writes has a page. Marks what a sequence computes as tainted
-// from its first BASE pair on. Sample rows stand in the order of the chunks, and rows of prompt logprobs before
-// the sampled row of their chunk; they point into `sequences` until those change.
+// `plan` has been committed: every position it writes has a page. Sample rows stand in the order of the chunks,
+// and rows of prompt logprobs before the sampled row of their chunk; they point into `sequences` until those
+// change.
 void pack_step(const StepPlan& plan, const PairTable& pairs, AttentionPath attention_path,
                SequenceTable& sequences, PackedStep& packed);
+
+// Marks what a sequence of the packed plan computes as tainted from its first BASE pair on. Before the step is
+// submitted.
+void mark_taint(const StepPlan& plan, PackedStep& packed, SequenceTable& sequences);
 
 // Charges each sequence of the packed plan, as far as it is still there, for the pairs that it saw in this
 // step. Returns what was charged: sums over steps and over sequences are the same.

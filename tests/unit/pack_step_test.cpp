@@ -140,6 +140,7 @@ TEST(PackStep, ThePathIsTheLeastGeneralThatCoversTheBatch) {
   EXPECT_EQ(path({a, c, b, d}), KvPath::general);
   EXPECT_EQ(packed.base_runs, (std::vector<BaseRun>{{0, 3, 2}, {}}));
   // Who sees BASE pays for it; the other one does not.
+  mark_taint(plan, packed, sequences);
   const Exposure seen = charge_exposure(plan, packed, sequences);
   EXPECT_EQ(seen.pairs, 5 + 1);
   EXPECT_EQ(seen.base_pairs, 2);

@@ -38,6 +38,7 @@ struct Serving {
     for (SeqId id : plan.admitted) sequences.admit(id);
     for (const LoadPlan& load : plan.loads) sequences.admit(load.seq);
     pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
+    mark_taint(plan, packed, sequences);
     charge_exposure(plan, packed, sequences);
   }
 
