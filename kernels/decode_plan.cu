@@ -1,15 +1,18 @@
 // decode_plan.cu -- cuts the batch into shares, once a step.
 //
 // The step waits for this kernel, and most of its time is round trips to memory: so few of them follow each
-// other, and one CTA does it all while the block tables are small. Larger tables are read by many CTAs, of
-// which the one that comes last goes on alone.
+// other. One CTA of few warps does it all, but for the modes of the pairs. Those are read by other CTAs of its
+// cluster, while it reads the lengths. Larger tables, and older devices: many CTAs, of which the one that comes
+// last goes on alone.
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 
 #include "kernels/cuda_check.h"
 #include "kernels/decode_plan.h"
 #include "kernels/device.cuh"
+#include "kernels/hopper_code.h"
 
 namespace ekv {
 namespace {
@@ -18,6 +21,8 @@ namespace {
 constexpr int kFewPlanWarps = 8, kPlanWarps = 16, kMaxPlanWarps = 32;
 constexpr int kWordsPerWarp = 8;  // of 32 pairs each, all under way together
 constexpr int kMaxPlanCtas = 64;
+constexpr int kMaxClusterWords = 1024;  // two or three rounds of the cluster's readers
+constexpr int kMaxCluster = 8;
 // A share below one slot per warp would only add partials to merge.
 constexpr int kMinShare = kDecodeWarps;
 
@@ -26,6 +31,7 @@ struct PlanParams {
   DecodePlanView plan;
   int words;  // of base_masks per sequence
   bool elastic;
+  bool cluster;  // the grid is one: CTA 0 plans, the others read modes for it
 
   __host__ __device__ int total_words() const { return a.num_seqs * words; }
 };
@@ -80,6 +86,35 @@ struct WordPlace {
   }
 };
 
+// The cluster's readers: the same for all of the table, because they know no lengths, into CTA 0's shared
+// memory.
+__device__ void read_modes_for_planner(const PlanParams& p, const PlanShared& s) {
+  const WordPlace step((gridDim.x - 1) * num_warps(), p.words);
+  WordPlace at((blockIdx.x - 1) * num_warps() + this_warp(), p.words);
+  uint32_t* const masks = shared_of(0, s.masks);
+  bool planner_has_begun = false;
+  while (at.word < p.total_words()) {
+    bool base[kWordsPerWarp];  // all loaded before the first mask is written
+    WordPlace next = at;
+#pragma unroll
+    for (int i = 0; i < kWordsPerWarp; ++i) {
+      const int pair = next.in_seq * 32 + this_lane();
+      base[i] = next.word < p.total_words() && pair < p.a.max_pairs &&
+                p.a.tables[size_t(next.seq) * p.a.max_pairs + pair].is_base();
+      next.advance(step, p.words);
+    }
+    if (!planner_has_begun) cluster_wait();
+    planner_has_begun = true;
+#pragma unroll
+    for (int i = 0; i < kWordsPerWarp; ++i) {
+      const uint32_t mask = __ballot_sync(kAllLanes, base[i]);
+      if (this_lane() == 0 && at.word < p.total_words()) masks[at.word] = mask;
+      at.advance(step, p.words);
+    }
+  }
+  if (!planner_has_begun) cluster_wait();
+}
+
 // One warp per 32 pairs: which of them are BASE. Pairs past the sequence's last block count as TARGET.
 __device__ void read_modes(const PlanParams& p, const PlanShared& s) {
   const WordPlace step(gridDim.x * num_warps(), p.words);
@@ -120,10 +155,36 @@ __device__ bool comes_last(PlanCounters& c) {
   return last;
 }
 
-// For the CTA that goes on alone.
+// For the CTA that goes on alone. Cuts what lies past a sequence's last pair.
 __device__ void count_modes(const PlanParams& p, const PlanShared& s) {
-  for (int word = threadIdx.x; word < p.total_words(); word += blockDim.x)
-    count_base(s.seqs[word / p.words], word % p.words * 32, s.masks[word]);
+  for (int word = threadIdx.x; word < p.total_words(); word += blockDim.x) {
+    SeqPlan& seq = s.seqs[word / p.words];
+    const int first_pair = word % p.words * 32, pairs = (seq.blocks + 1) / 2 - first_pair;
+    const uint32_t mask = pairs <= 0 ? 0 : s.masks[word] & (kAllLanes >> (32 - min(pairs, 32)));
+    s.masks[word] = mask;
+    count_base(seq, first_pair, mask);
+  }
+}
+
+// Every CTA reads its part; false for those that have nothing more to do.
+__device__ bool find_modes(const PlanParams& p, const PlanShared& s) {
+  if (p.cluster) {
+    if (blockIdx.x == 0)
+      cluster_wait();
+    else
+      read_modes_for_planner(p, s);
+    cluster_barrier();
+    if (blockIdx.x > 0) return false;
+    count_modes(p, s);
+  } else {
+    read_modes(p, s);
+    if (gridDim.x > 1) {
+      if (!comes_last(*p.plan.counters)) return false;
+      count_modes(p, s);
+    }
+  }
+  __syncthreads();
+  return true;
 }
 
 // The logical block that slot `slot` of a sequence starts with. By a whole warp.
@@ -289,19 +350,15 @@ __global__ void __launch_bounds__(kMaxPlanWarps* kWarpSize) plan_kernel(const __
   extern __shared__ SeqPlan seqs[];
   __shared__ int num_merges;
   const int n = p.a.num_seqs;
+  if (p.cluster) cluster_arrive();  // the wait is in find_modes
   PlanShared s{seqs, reinterpret_cast<ShareStart*>(seqs + n), p.plan.base_masks};
-  if (gridDim.x == 1) s.masks = reinterpret_cast<uint32_t*>(s.starts + p.plan.num_shares);
+  if (gridDim.x == 1 || p.cluster) s.masks = reinterpret_cast<uint32_t*>(s.starts + p.plan.num_shares);
   if (threadIdx.x == 0) num_merges = 0;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) seqs[i] = {decode_blocks(p.a, i), INT_MAX, 0, 0, 0};
-  __syncthreads();
-  if (p.elastic) {
-    read_modes(p, s);
-    if (gridDim.x > 1) {
-      if (!comes_last(*p.plan.counters)) return;
-      count_modes(p, s);
-    }
+  if (!p.cluster || blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) seqs[i] = {decode_blocks(p.a, i), INT_MAX, 0, 0, 0};
     __syncthreads();
   }
+  if (p.elastic && !find_modes(p, s)) return;
   const Writer writer(p, s, place_sequences(p, seqs));
   __syncthreads();
   writer.write_items(num_merges);
@@ -346,16 +403,30 @@ DecodeWorkspace decode_workspace(const KvShape& shape, int heads, int max_seqs, 
 void launch_decode_plan(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
   EKV_CHECK(args.num_seqs <= w.max_seqs && args.max_pairs <= w.max_pairs, "batch larger than its workspace");
   if (args.num_seqs == 0) return;
-  const PlanParams p{args, decode_plan_view(w, nullptr), (args.max_pairs + 31) / 32, path != KvPath::native};
+  PlanParams p{args, decode_plan_view(w, nullptr), (args.max_pairs + 31) / 32, path != KvPath::native, false};
   const int words = p.elastic ? p.total_words() : 0;
-  const int for_words = words <= kWordsPerWarp * kPlanWarps ? std::min(words, kPlanWarps) : kMaxPlanWarps;
+  p.cluster = words > 0 && words <= kMaxClusterWords && is_hopper_code(plan_kernel);
+  const int for_words = p.cluster                             ? 0
+                        : words <= kWordsPerWarp * kPlanWarps ? std::min(words, kPlanWarps)
+                                                              : kMaxPlanWarps;
   const int for_items = ceil_div(args.num_seqs + p.plan.num_shares, kWarpSize);
   const int warps = std::clamp(std::max(for_words, for_items), kFewPlanWarps, kMaxPlanWarps);
-  const int ctas = std::clamp(ceil_div(words, kWordsPerWarp * warps), 1, kMaxPlanCtas);
-  const size_t shared = args.num_seqs * sizeof(SeqPlan) + p.plan.num_shares * sizeof(ShareStart) +
-                        (ctas == 1 ? words * sizeof(uint32_t) : 0);
-  plan_kernel<<<ctas, warps * kWarpSize, shared, stream>>>(p);
-  cuda_check(cudaGetLastError());
+  const int readers = ceil_div(words, kWordsPerWarp * warps);
+  int ctas = std::clamp(readers, 1, kMaxPlanCtas);
+  if (p.cluster) ctas = std::min(int(std::bit_ceil(unsigned(readers + 1))), kMaxCluster);
+
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {unsigned(ctas), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = ctas;
+  config.blockDim = warps * kWarpSize;
+  config.dynamicSmemBytes = args.num_seqs * sizeof(SeqPlan) + p.plan.num_shares * sizeof(ShareStart) +
+                            (ctas == 1 || p.cluster ? words * sizeof(uint32_t) : 0);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = p.cluster ? 1 : 0;
+  cuda_check(cudaLaunchKernelEx(&config, plan_kernel, p));
 }
 
 }  // namespace ekv

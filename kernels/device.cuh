@@ -142,27 +142,42 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// ---- clusters. For older devices every CTA is a cluster of its own.
 
-// ---- clusters
-
-// All threads of all CTAs of the cluster; what they wrote to shared memory before is seen by all after.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// A barrier of all threads of all CTAs of the cluster, in two halves; whole warps come to each. What was
+// written to shared memory before the first half is seen by all after the second.
+__device__ __forceinline__ void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
 }
-// The value at this CTA's shared address in the CTA of the cluster with number `rank`.
-__device__ __forceinline__ float load_shared_of(int rank, uint32_t address) {
-  float value;
-  asm volatile(
-      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %1, %2;\n\t"
-      "ld.shared::cluster.f32 %0, [there];\n\t}"
-      : "=f"(value)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return value;
+__device__ __forceinline__ void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+__device__ __forceinline__ void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
+}
+// The place of this CTA's shared memory, in the CTA with number `rank` of the cluster, which must have begun: a
+// barrier lies between its start and the first access.
+template <class T>
+__device__ __forceinline__ T* shared_of(int rank, T* own) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(rank));
+  return reinterpret_cast<T*>(there);
+#else
+  return own;
+#endif
 }
 
 // ---- barriers in shared memory and the copy engine
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // An mbarrier counts arrivals and bytes; its phase bit flips when both are complete.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {

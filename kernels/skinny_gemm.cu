@@ -14,6 +14,7 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/device.cuh"
+#include "kernels/hopper_code.h"
 #include "kernels/skinny_split.h"
 
 namespace ekv {
@@ -187,18 +188,15 @@ __device__ void store_sum(const SkinnyGemmArgs& a, int row, int output, float su
 
 // Adds up the parts, each CTA of the cluster for its share of the outputs. `sums`: [row][output], this part's.
 __device__ void add_parts(const SkinnyGemmArgs& a, int first_output, const float* sums) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const int per_part = kSkinnyOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
   cluster_barrier();
   for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads) {
     const int row = i / per_part, output = begin + i % per_part;
     float sum = 0;
-    for (int part = 0; part < a.split; ++part)
-      sum += load_shared_of(part, shared_address(sums + row * kPitch + output));
+    for (int part = 0; part < a.split; ++part) sum += *shared_of(part, sums + row * kPitch + output);
     store_sum(a, row, first_output + output, sum);
   }
   cluster_barrier();  // nobody leaves while its sums are read
-#endif
 }
 
 template <int kTokenTiles>
@@ -228,13 +226,6 @@ Kernel kernel_for(int rows) {
   if (rows <= 8) return skinny_kernel<1>;
   if (rows <= 16) return skinny_kernel<2>;
   return skinny_kernel<4>;
-}
-
-// Clusters and programmatic launches: by the code that was built and that the device takes.
-bool is_hopper_code(Kernel kernel) {
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, kernel));
-  return code.ptxVersion >= 90;
 }
 
 }  // namespace
