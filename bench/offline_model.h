@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "elastickv/backend.h"
 #include "elastickv/config.h"
 #include "elastickv/model.h"
 
