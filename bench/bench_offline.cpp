@@ -9,36 +9,40 @@
 #include "backend/device.h"
 #include "bench/command.h"
 #include "server/engine_flags.h"
+#include "server/kv_flags.h"
 
 namespace ekv {
 namespace {
 
 constexpr double kLatencyPercentiles[] = {10, 25, 50, 75, 90, 99};
 
-void add_model_flags(CLI::App& app, OfflineModelFlags& flags) {
+// Texts that become settings when all flags are known.
+struct RawFlags {
+  EngineFlags engine;
+  KvFlags kv;
+};
+
+void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
   app.add_option("--model", flags.model, "Hugging Face folder, or the name of a built-in config")->required();
   app.add_option("--load-format", flags.load_format, "auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
-  app.add_option("--device", flags.device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  app.add_option("--device", flags.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--threads", flags.threads, "of the CPU backend; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_option("--seed", flags.seed, "of prompts and of dummy weights")->capture_default_str();
-  app.add_option("--kv-cache-memory-bytes", flags.engine.kv.pool_bytes, "bytes of the KV pool")
-      ->capture_default_str();
-  app.add_option("--num-gpu-blocks-override", flags.engine.kv.num_pages,
-                 "exact number of KV pages of 16 tokens")
-      ->check(CLI::Range(0, 1 << 24));
-  app.add_option("--max-num-batched-tokens", flags.engine.scheduler.max_step_tokens,
-                 "tokens computed in one step")
-      ->capture_default_str();
-  app.add_option("--max-num-seqs", flags.engine.scheduler.max_step_seqs, "sequences in one step")
-      ->capture_default_str();
+  add_engine_flags(app, flags.engine, raw.engine);
   add_async_flag(app, flags.async_scheduling);
   add_cuda_flags(app, flags.cuda_launch);
+  add_kv_flags(app, flags.engine, flags.base_fill, raw.kv);
+}
+
+void finish_model_flags(const CLI::App& app, const RawFlags& raw, OfflineModelFlags& flags) {
+  finish_engine_flags(raw.engine, flags.engine);
+  finish_kv_flags(app, raw.kv, flags.engine);
 }
 
 struct LatencyFlags {
@@ -47,9 +51,9 @@ struct LatencyFlags {
   std::string output_json;
 };
 
-// Seconds that each counted batch took.
-Result<std::vector<double>> measure_latency(const LatencyFlags& flags, OfflineEngine& engine) {
-  std::vector<double> latencies;
+// The counted batches.
+Result<std::vector<OfflineEngine::Totals>> measure_latency(const LatencyFlags& flags, OfflineEngine& engine) {
+  std::vector<OfflineEngine::Totals> batches;
   Progress progress;
   for (int i = -flags.warmups; i < flags.iterations; ++i) {
     std::vector<Request> requests;
@@ -59,13 +63,13 @@ Result<std::vector<double>> measure_latency(const LatencyFlags& flags, OfflineEn
         prompt.sampling.seed = uint64_t(requests.size());
         requests.push_back(prompt);
       }
-    const Result<OfflineEngine::Totals> totals = engine.run(std::move(requests));
+    Result<OfflineEngine::Totals> totals = engine.run(std::move(requests));
     if (!totals) return totals.error();
-    if (i >= 0) latencies.push_back(totals->elapsed_s);
+    if (i >= 0) batches.push_back(*std::move(totals));
     progress.show(i + flags.warmups + 1, flags.warmups + flags.iterations,
                   [&] { return i < 0 ? "batches, warming up" : "batches"; });
   }
-  return latencies;
+  return batches;
 }
 
 struct ThroughputFlags {
@@ -113,8 +117,6 @@ void add_throughput_flags(CLI::App& app, ThroughputFlags& flags) {
       ->capture_default_str();
   app.add_option("--n", flags.n, "answers per prompt")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--output-json", flags.output_json, "file for the result");
-  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.model.engine.kv.prefix_cache,
-               "reuse the KV of equal prompt prefixes (default: on)");
 }
 
 Request fixed_request(std::vector<TokenId> prompt, int output_tokens, uint64_t seed) {
@@ -158,11 +160,16 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
   const Result<Device> device = choose_device(flags.device);
   if (!device) return device.error();
   EngineConfig wanted = flags.engine;
+  wanted.max_model_len = longest;
   wanted.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
+  if (Status small = size_pool(*device, made->model(), wanted)) return *std::move(small);
   const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
   if (!config) return config.error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(
-      *made->model_, *config, {.device = *device, .threads = flags.threads, .cuda_launch = flags.cuda_launch});
+  Result<std::unique_ptr<Backend>> backend = make_backend(*made->model_, *config,
+                                                          {.device = *device,
+                                                           .threads = flags.threads,
+                                                           .base_fill = flags.base_fill,
+                                                           .cuda_launch = flags.cuda_launch});
   if (!backend) return backend.error();
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);
@@ -187,6 +194,11 @@ Result<OfflineEngine::Totals> OfflineEngine::run(std::vector<Request> requests) 
 void OfflineEngine::on_event(SeqEvent event) {
   totals_.output_tokens += event.token.has_value();
   if (event.finish == FinishReason::error) failure_ = event.error;
+  if (event.finish == FinishReason::none || event.stats.num_output == 0) return;
+  const SeqStats& stats = event.stats;
+  totals_.ttft_s.push_back(double(stats.first_token_us - stats.arrival_us) / 1e6);
+  if (stats.num_output == 1) return;
+  totals_.tpot_s.push_back(double(stats.last_token_us - stats.first_token_us) / 1e6 / (stats.num_output - 1));
 }
 
 void OfflineEngine::on_step(const StepRecord& record) { totals_.preemptions += record.num_preempted; }
@@ -202,21 +214,52 @@ std::vector<Request> random_requests(int batch, int input_len, int output_len, i
   return requests;
 }
 
-Json latency_json(std::span<const double> latencies_s) {
-  const Distribution spread({latencies_s.begin(), latencies_s.end()});
-  Json percentiles = Json::object();
-  for (const double percent : kLatencyPercentiles)
-    percentiles[fmt::format("{:g}", percent)] = spread.percentile(percent).value_or(0);
+Json latency_json(const std::vector<OfflineEngine::Totals>& batches) {
+  std::vector<double> latencies, ttft, tpot;
+  for (const OfflineEngine::Totals& batch : batches) {
+    latencies.push_back(batch.elapsed_s);
+    ttft.insert(ttft.end(), batch.ttft_s.begin(), batch.ttft_s.end());
+    tpot.insert(tpot.end(), batch.tpot_s.begin(), batch.tpot_s.end());
+  }
+  const auto percentiles = [](const Distribution& spread) {
+    Json json = Json::object();
+    for (const double percent : kLatencyPercentiles)
+      json[fmt::format("{:g}", percent)] = spread.percentile(percent).value_or(0);
+    return json;
+  };
+  const auto summary = [&](const std::vector<double>& values) {
+    const Distribution spread(values);
+    return Json{{"mean", spread.mean().value_or(0)}, {"percentiles", percentiles(spread)}};
+  };
+  const Distribution spread(latencies);
   return {{"avg_latency", spread.mean().value_or(0)},
-          {"latencies", std::vector<double>(latencies_s.begin(), latencies_s.end())},
-          {"percentiles", percentiles}};
+          {"latencies", latencies},
+          {"percentiles", percentiles(spread)},
+          {"ttft", summary(ttft)},
+          {"tpot", summary(tpot)}};
 }
+
+namespace {
+
+void print_latency(const Json& json) {
+  fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
+  for (const auto& [percent, value] : json["percentiles"].items())
+    fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
+  for (const char* name : {"ttft", "tpot"})
+    fmt::print("{}: mean {:.3f} ms, median {:.3f}, 99% percentile {:.3f}\n",
+               name == std::string_view("ttft") ? "TTFT" : "TPOT", 1e3 * json[name]["mean"].get<double>(),
+               1e3 * json[name]["percentiles"]["50"].get<double>(),
+               1e3 * json[name]["percentiles"]["99"].get<double>());
+}
+
+}  // namespace
 
 int bench_latency(int argc, const char* const* argv) {
   CLI::App app{"Latency of one batch of requests, without a server.", "elastickv bench latency"};
   LatencyFlags flags;
+  RawFlags raw;
   flags.model.engine.kv.prefix_cache = false;  // the same prompts come in every iteration
-  add_model_flags(app, flags.model);
+  add_model_flags(app, flags.model, raw);
   const auto count = [&](const char* name, int& value, int least, const char* text) {
     app.add_option(name, value, text)->check(CLI::Range(least, 1 << 24))->capture_default_str();
   };
@@ -227,15 +270,14 @@ int bench_latency(int argc, const char* const* argv) {
   count("--num-iters-warmup", flags.warmups, 0, "batches that are not counted");
   count("--num-iters", flags.iterations, 1, "batches that are");
   app.add_option("--output-json", flags.output_json, "file for the result");
-  if (const auto code = parse_flags(app, argc, argv)) return *code;
+  if (const auto code = parse_flags(app, argc, argv, [&] { finish_model_flags(app, raw, flags.model); }))
+    return *code;
   const auto engine = OfflineEngine::make(flags.model, flags.input_len + flags.output_len);
   if (!engine) return fail(engine.error());
-  const Result<std::vector<double>> latencies = measure_latency(flags, **engine);
-  if (!latencies) return fail(latencies.error());
-  const Json json = latency_json(*latencies);
-  fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
-  for (const auto& [percent, value] : json["percentiles"].items())
-    fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
+  const Result<std::vector<OfflineEngine::Totals>> batches = measure_latency(flags, **engine);
+  if (!batches) return fail(batches.error());
+  const Json json = latency_json(*batches);
+  print_latency(json);
   if (const Status failed = write_json(flags.output_json, json)) return fail(*failed);
   return 0;
 }
@@ -243,9 +285,11 @@ int bench_latency(int argc, const char* const* argv) {
 int bench_throughput(int argc, const char* const* argv) {
   CLI::App app{"Throughput of many requests at once, without a server.", "elastickv bench throughput"};
   ThroughputFlags flags;
-  add_model_flags(app, flags.model);
+  RawFlags raw;
+  add_model_flags(app, flags.model, raw);
   add_throughput_flags(app, flags);
-  if (const auto code = parse_flags(app, argc, argv)) return *code;
+  if (const auto code = parse_flags(app, argc, argv, [&] { finish_model_flags(app, raw, flags.model); }))
+    return *code;
   flags.dataset.seed = flags.model.seed;
   if (flags.dataset.name == "lengths" && flags.dataset.path.empty())
     return fail({Error::invalid_argument, "--dataset-name lengths needs --dataset-path FILE", "dataset-path"});

@@ -22,6 +22,8 @@ class OfflineEngine : private EngineListener {
   struct Totals {
     double elapsed_s = 0;
     int64_t output_tokens = 0, preemptions = 0;
+    // Of each request: from submission to its first token; from there to its last, per token.
+    std::vector<double> ttft_s, tpot_s;
   };
   // Submits everything at once and steps until all is done. An Error when a request was refused or failed.
   Result<Totals> run(std::vector<Request> requests);
@@ -43,8 +45,9 @@ class OfflineEngine : private EngineListener {
 // `batch` requests of random tokens that run to exactly `output_len` tokens; the same for the same seed.
 std::vector<Request> random_requests(int batch, int input_len, int output_len, int vocab, uint64_t seed);
 
-// {avg_latency, latencies, percentiles}, all in seconds.
-Json latency_json(std::span<const double> latencies_s);
+// {avg_latency, latencies, percentiles}, all in seconds; and, which vLLM does not have, ttft and tpot with mean
+// and percentiles over all requests.
+Json latency_json(const std::vector<OfflineEngine::Totals>& batches);
 
 // Exit codes: bench/command.h.
 int bench_latency(int argc, const char* const* argv);

@@ -26,13 +26,9 @@ Result<EngineConfig> fit_engine(EngineConfig engine, const ModelConfig& model, i
                  "input-len"};
   engine.max_model_len = longest;
   if (engine.kv.num_pages == 0)
-    engine.kv.num_pages = int(std::min<size_t>(engine.kv.pool_bytes / kv_shape(model).page_bytes(), 1 << 24));
+    engine.kv.num_pages = int(std::min<size_t>(engine.kv.pool_bytes / model.kv_shape().page_bytes(), 1 << 24));
   if (Status wrong = validate(engine)) return *std::move(wrong);
   return engine;
-}
-
-KvShape kv_shape(const ModelConfig& model) {
-  return {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
 }
 
 }  // namespace ekv

@@ -14,6 +14,7 @@ struct OfflineModelFlags {
   std::string load_format = "auto";  // auto, dummy
   std::string device = "cpu";        // cpu, cuda; with replay also sim
   int threads = 0;
+  BaseFill base_fill = BaseFill::mid;
   uint64_t seed = 0;
   EngineConfig engine;  // max_model_len is decided by the requests, async_scheduling by the next line
   CudaLaunch cuda_launch;
@@ -25,7 +26,5 @@ Result<Model> load_model(const OfflineModelFlags& flags);
 // Room for sequences of `longest` tokens, and a pool whose number of pages is known. Errors: more tokens than
 // the model has positions, settings that make no sense.
 Result<EngineConfig> fit_engine(EngineConfig engine, const ModelConfig& model, int longest);
-
-KvShape kv_shape(const ModelConfig& model);
 
 }  // namespace ekv

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "backend/device.h"
-#include "backend/host_slots.h"
 #include "bench/command.h"
 #include "bench/sim_replay.h"
 
@@ -181,14 +180,10 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
   if (Status small = size_pool(*device, config, wanted)) return *std::move(small);
   const Result<EngineConfig> engine = fit_engine(wanted, config, wanted.max_model_len);
   if (!engine) return engine.error();
-  const KvShape shape = kv_shape(config);
-  const int slots = host_slots(engine->fidelity, engine->kv.num_pages, double(shape.low_pair_bytes()),
-                               2.0 * double(shape.page_bytes()));
   Result<std::unique_ptr<Backend>> backend = make_backend(*model, *engine,
                                                           {.device = *device,
                                                            .threads = flags.model.threads,
-                                                           .base_fill = flags.base_fill,
-                                                           .num_host_slots = slots,
+                                                           .base_fill = flags.model.base_fill,
                                                            .cuda_launch = flags.model.cuda_launch});
   if (!backend) return backend.error();
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);

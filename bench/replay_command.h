@@ -26,7 +26,6 @@ struct ReplayFlags {
   std::string cost_model;      // sim: name or file
   int replicas = 1;            // sim
   OfflineModelFlags model;  // cpu, cuda; its engine is that of sim too, its model the name asked for over HTTP
-  BaseFill base_fill = BaseFill::mid;
   std::string preset;
   std::optional<int> max_model_len;  // absent: as long as the load needs, or the model has positions
   std::string url;                   // not empty: a server instead of a device

@@ -213,7 +213,7 @@ std::optional<int> parse_replay_flags(int argc, const char* const* argv, ReplayF
   add_engine_flags(*engine, flags.model.engine, raw.engine);
   add_async_flag(*engine, flags.model.async_scheduling);
   add_cuda_flags(*engine, flags.model.cuda_launch);
-  add_kv_flags(*engine, flags.model.engine, flags.base_fill, raw.kv);
+  add_kv_flags(*engine, flags.model.engine, flags.model.base_fill, raw.kv);
   add_result_flags(app, flags, raw);
   return parse_flags(app, argc, argv, [&] { finish(*engine, raw, flags); });
 }

@@ -56,7 +56,7 @@ struct Slice {
 class WeightRing {
  public:
   __device__ WeightRing(const SkinnyGemmArgs& a, const Slice& slice, uint8_t* shared)
-      : slice_(slice), row_step_(size_t(a.inputs) * 8 * sizeof(uint16_t)), once_(read_once_policy()) {
+      : slice_(slice), row_step_(size_t(a.inputs) * 8 * sizeof(uint16_t)) {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize,
               row = slice.first_output + lane / 4;
     w_ = static_cast<const uint8_t*>(a.w) + size_t(min(row, a.outputs - 1)) * a.inputs * sizeof(uint16_t);
@@ -88,7 +88,7 @@ class WeightRing {
       const uint32_t to = shared_address(ring_ + place * kStepBytes);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        cp_async16_once(to + i * kWarpSize * 16, from, i < rows ? 16 : 0, once_);
+        cp_async16_or_zero(to + i * kWarpSize * 16, from, i < rows ? 16 : 0);
         if (i + 1 < rows) from += row_step_;
       }
     }
@@ -97,7 +97,6 @@ class WeightRing {
 
   const Slice& slice_;
   const size_t row_step_;  // bytes to the lane's next row
-  const uint64_t once_;
   const uint8_t* w_;
   uint8_t* ring_;
   int rows_, place_ = 0;

@@ -9,7 +9,6 @@
 #include <filesystem>
 
 #include "backend/device.h"
-#include "backend/host_slots.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "elastickv/tokenizer.h"
@@ -66,20 +65,10 @@ Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& 
                             tokenizer);
 }
 
-KvShape kv_shape(const ModelConfig& model) {
-  return {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
-}
-
 size_t host_slot_bytes(const Loaded& loaded) {
-  const KvShape shape = kv_shape(loaded.model.config());
+  const KvShape shape = loaded.model.config().kv_shape();
   const bool whole = host_content(loaded.engine.fidelity.policy) == HostContent::whole_pairs;
   return whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
-}
-
-int host_slots(const Loaded& loaded) {
-  const KvShape shape = kv_shape(loaded.model.config());
-  return host_slots(loaded.engine.fidelity, loaded.engine.kv.num_pages, double(shape.low_pair_bytes()),
-                    2.0 * double(shape.page_bytes()));
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
@@ -145,7 +134,7 @@ Result<Loaded> load(const ServeFlags& flags) {
 
 void report(const Loaded& loaded, const Backend& backend) {
   const ModelConfig& model = loaded.model.config();
-  const KvShape shape = kv_shape(model);
+  const KvShape shape = model.kv_shape();
   const int pages = loaded.engine.kv.num_pages;
   log_info(fmt::format("weights: {:.1f} MiB; backend: {}", double(loaded.model.weight_bytes()) / (1 << 20),
                        backend.info().name));
@@ -276,7 +265,6 @@ int serve(const ServeFlags& flags) {
                                                           {.device = loaded->device,
                                                            .threads = flags.threads,
                                                            .base_fill = flags.base_fill,
-                                                           .num_host_slots = host_slots(*loaded),
                                                            .cuda_launch = flags.cuda_launch});
   if (!backend) {
     log_error(backend.error().message);

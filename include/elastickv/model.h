@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "elastickv/base.h"
+#include "elastickv/kv_layout.h"
 
 namespace ekv {
 
@@ -67,6 +68,7 @@ struct ModelConfig {
   int q_rows() const { return heads * head_dim; }
   int kv_rows() const { return kv_heads * head_dim; }
   int64_t num_parameters() const;
+  KvShape kv_shape() const { return {.layers = layers, .kv_heads = kv_heads, .head_dim = head_dim}; }
 };
 
 // Reads `folder`/config.json and, where it exists, generation_config.json. `max_model_len` is the longest

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "backend/host_slots.h"
+
 namespace ekv {
 
 std::string_view name_of(Device device) { return device == Device::cuda ? "cuda" : "cpu"; }
@@ -27,26 +29,27 @@ Status size_pool(Device device, const ModelConfig& model, EngineConfig& config) 
     if (!bytes) return bytes.error();
     kv.pool_bytes = *bytes;
   }
-  const KvShape shape{.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
-  kv.num_pages = int(std::min<size_t>(kv.pool_bytes / shape.page_bytes(), 1 << 24));
+  kv.num_pages = int(std::min<size_t>(kv.pool_bytes / model.kv_shape().page_bytes(), 1 << 24));
   return std::nullopt;
 }
 
 Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineConfig& config,
                                               const BackendOptions& options) {
   const HostContent content = host_content(config.fidelity.policy);
+  const KvShape shape = model.config().kv_shape();
+  const int slots = host_slots(config.fidelity, config.kv.num_pages, double(shape.low_pair_bytes()),
+                               2.0 * double(shape.page_bytes()));
   if (options.device == Device::cpu)
     return make_cpu_backend(model, config,
                             {.threads = options.threads,
                              .base_fill = options.base_fill,
-                             .num_host_slots = options.num_host_slots,
+                             .num_host_slots = slots,
                              .host_content = content});
   if (options.base_fill != BaseFill::mid)
     return Error{Error::unsupported, "--kv-base-fill zero is for --device cpu: CUDA kernels read mid",
                  "kv-base-fill"};
-  return make_cuda_backend(
-      model, config,
-      {.num_host_slots = options.num_host_slots, .host_content = content, .launch = options.cuda_launch});
+  return make_cuda_backend(model, config,
+                           {.num_host_slots = slots, .host_content = content, .launch = options.cuda_launch});
 }
 
 }  // namespace ekv

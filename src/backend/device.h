@@ -26,11 +26,11 @@ struct BackendOptions {
   Device device = Device::cpu;
   int threads = 0;  // of the CPU backend; 0: all cores
   BaseFill base_fill = BaseFill::mid;
-  int num_host_slots = 0;
   CudaLaunch cuda_launch;
 };
-// `model` outlives the backend. config.kv.num_pages is decided. Errors: see make_cpu_backend,
-// make_cuda_backend; a setting that the device does not have.
+// With as many host slots as the policy uses and FidelityConfig::host_bytes holds. `model` outlives the
+// backend. config.kv.num_pages is decided. Errors: see make_cpu_backend, make_cuda_backend; a setting that the
+// device does not have.
 Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineConfig& config,
                                               const BackendOptions& options);
 

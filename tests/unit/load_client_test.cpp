@@ -392,6 +392,11 @@ TEST(OfflineBench, LatencyAndThroughputOfATinyModel) {
   const std::vector<double> values = result["latencies"].get<std::vector<double>>();
   EXPECT_NEAR(result["avg_latency"].get<double>(), (values[0] + values[1] + values[2]) / 3, 1e-9);
   EXPECT_EQ(result["percentiles"].size(), 6u);
+  // A request's first token and the three after it lie within its batch.
+  const double ttft = result["ttft"]["mean"].get<double>(), tpot = result["tpot"]["mean"].get<double>();
+  EXPECT_GT(ttft, 0);
+  EXPECT_GT(tpot, 0);
+  EXPECT_LE(ttft + 3 * tpot, result["avg_latency"].get<double>());
   const char* throughput[] = {"throughput", "--model",      "tiny", "--load-format", "dummy",     "--input-len",
                               "8",          "--output-len", "4",    "--num-prompts", "5",         "--n",
                               "2",          "--threads",    "1",    "--output-json", file.c_str()};
