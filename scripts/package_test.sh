@@ -3,7 +3,7 @@
 # serves a tiny model in a root directory that has glibc and nothing else.
 #   scripts/package_test.sh BUILD_DIRECTORY|PACKAGE.tar.gz [--here] [flags of serve ...]
 # --here: serve in this machine's own root, for a GPU, whose driver is no part of the package:
-#   scripts/package_test.sh elastickv-*-cuda13.tar.gz --here --device cuda
+#   scripts/package_test.sh build/elastickv-*-cuda13.tar.gz --here --device cuda
 # Needs this checkout for the tiny model only. A few seconds; on a GPU, which tunes its matrix products first, up to a minute.
 set -euo pipefail
 fail() { printf 'package_test: %s\n' "$*" >&2; exit 1; }
@@ -52,17 +52,17 @@ fi
 version=$("${command[@]}" --version 2>&1) || fail "--version: $version"
 [[ $version =~ ^elastickv\ [0-9] ]] || fail "--version says: $version"
 
-"${command[@]}" serve "$served" --served-model-name tiny --host 127.0.0.1 --port 0 --kv-cache-memory-bytes 16M "$@" \
+"${command[@]}" serve "$served" --served-model-name tiny --host 127.0.0.1 --port 0 --kv-cache-memory-bytes 16M --gemm-cache "" "$@" \
   > "$work/log" 2>&1 &
 server=$!
 port=
-for ((i = 0; i < 600; ++i)); do
+for ((i = 0; i < 1200; ++i)); do
   port=$(sed -nE 's,.* serving tiny on http://127\.0\.0\.1:([0-9]+)$,\1,p' "$work/log")
   [[ -z $port ]] || break
   kill -0 "$server" 2>/dev/null || fail "the server ended: $(< "$work/log")"
   sleep 0.1
 done
-[[ $port ]] || fail "not ready after 60 s: $(< "$work/log")"
+[[ $port ]] || fail "not ready after 120 s: $(< "$work/log")"
 
 # Eight tokens that transformers chooses in float32, too (tests/data/golden/tiny-llama.json), each by a clear margin.
 body='{"model": "tiny", "prompt": [217], "max_tokens": 8, "temperature": 0, "return_token_ids": true}'
