@@ -21,8 +21,8 @@ namespace {
 constexpr int kFewPlanWarps = 8, kPlanWarps = 16, kMaxPlanWarps = 32;
 constexpr int kWordsPerWarp = 8;  // of 32 pairs each, all under way together
 constexpr int kMaxPlanCtas = 64;
-// Fewer words are read by the planner itself: 4.6 us for 32 words against 5.1 with a cluster, 7.8 against 5.4 for
-// 256, equal at 64 (H200).
+// Fewer words are read by the planner itself: 4.6 us for 32 words against 5.1 with a cluster, 7.8 against 5.4
+// for 256, equal at 64 (H200).
 constexpr int kMinClusterWords = 64;
 constexpr int kMaxClusterWords = 1024;  // two or three rounds of the cluster's readers
 constexpr int kMaxCluster = 8;
