@@ -36,11 +36,11 @@ def write_tokenizer(folder, vocab):
 
 
 class Server:
-    """One server program; `url` has no trailing slash. Its output goes to `log`, a path."""
+    """One server program, a path or a command that runs it; `url` has no trailing slash. Its output goes to `log`, a path."""
 
     def __init__(self, program, model, flags, log, ready_s=300):
         self.log, self.name = Path(log), "model"
-        command = [str(program), "serve", str(model), "--served-model-name", self.name, "--host", "127.0.0.1", "--port", "0", *flags]
+        command = [*map(str, program if isinstance(program, list) else [program]), "serve", str(model), "--served-model-name", self.name, "--host", "127.0.0.1", "--port", "0", *flags]
         self.command = command
         with open(self.log, "w") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -75,6 +75,12 @@ class Server:
             return error.code
         except OSError:
             return None
+
+    def complete(self, **body):
+        """The reply of /v1/completions; urllib.error.HTTPError where it is an error."""
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps({"model": self.name, **body}).encode(),
+                                         {"Content-Type": "application/json"})
+        return json.loads(NO_PROXY.open(request, timeout=60).read())
 
     def metrics(self):
         """{"name": sum of its samples, 'name{label="value"}': ...} of one moment."""
