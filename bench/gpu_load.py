@@ -54,9 +54,14 @@ def estimate_s(args, concurrency):
     return tokens / max(known or [args.guess_tokens_per_s])
 
 
+def engine_flags(args, preset, policy):
+    """What `serve` and a replay on the simulator have in common."""
+    return ["--no-enable-prefix-caching", "--preset", preset, *POLICIES[policy],
+            "--kv-host-bytes", args.offload_bytes if policy == "exact-offload" else args.host_bytes, *args.engine_flags]
+
+
 def start_server(args, model, preset, policy):
-    flags = ["--no-enable-prefix-caching", "--preset", preset, *POLICIES[policy], "--kv-cache-memory-bytes", args.kv_memory,
-             "--kv-host-bytes", args.offload_bytes if policy == "exact-offload" else args.host_bytes, "--device", args.device,
+    flags = [*engine_flags(args, preset, policy), "--kv-cache-memory-bytes", args.kv_memory, "--device", args.device,
              "--max-model-len", str(args.input_len + args.output_len), "--shutdown-timeout", "0"]
     if model in BUILTIN_VOCAB:
         flags += ["--load-format", "dummy", "--tokenizer", str(write_tokenizer(args.out / "tokenizers" / model, BUILTIN_VOCAB[model]))]
@@ -107,7 +112,7 @@ def run_cell(args, server, log, group, concurrency, limit_s):
     kept.write_text("".join(json.dumps(step) + "\n" for step in steps))
     cell = {"model": Path(model).name, "preset": preset, "policy": NAMES.get(policy, policy), "concurrency": concurrency,
             "input_len": args.input_len, "output_len": args.output_len, "device": args.device, "kv": args.kv_memory,
-            "serve_command": shlex.join(server.command[1:]), "bench_command": result["command"], "step_log": kept.name,
+            "engine_flags": engine_flags(args, preset, policy), "serve_command": shlex.join(server.command[1:]), "bench_command": result["command"], "step_log": kept.name,
             **client_figures(result), **engine_figures(before, after), "steps": step_figures(steps)}
     path_of(args, *group, concurrency).write_text(json.dumps(cell, indent=1) + "\n")
     return cell
@@ -281,6 +286,7 @@ def main():
     parser.add_argument("--kv-memory", default="20G", help="KV pool (20G = 20 GiB)")
     parser.add_argument("--host-bytes", default="24G", help="host memory for low bytes")
     parser.add_argument("--offload-bytes", default="48G", help="host memory of exact-offload")
+    parser.add_argument("--engine-flags", type=str.split, default=[], help="more flags of scheduler and KV, in one text: '--sink-pairs 1'")
     parser.add_argument("--input-len", type=int, default=4096)
     parser.add_argument("--output-len", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=4, help="requests per client")

@@ -10,8 +10,9 @@ from conftest import ROOT
 
 # A pool of 32 pages for up to 6 sequences of 9: more than it holds, and less than it holds when old pairs are halved.
 FLAGS = ["--models", "tiny", "--device", "cpu", "--presets", "modern", "--input-len", "96", "--output-len", "40", "--rounds", "2",
-         "--kv-memory", "512K", "--host-bytes", "8M", "--offload-bytes", "8M", "--start-guess", "1"]
-SERVE = ["--", "--sink-pairs", "1", "--recent-pairs", "1", "--threads", "1"]
+         "--kv-memory", "512K", "--host-bytes", "8M", "--offload-bytes", "8M", "--start-guess", "1",
+         "--engine-flags=--sink-pairs 1 --recent-pairs 1"]
+SERVE = ["--", "--threads", "1"]
 
 
 @pytest.fixture(scope="session")
