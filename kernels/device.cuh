@@ -107,17 +107,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
 __device__ __forceinline__ void cp_async16(uint32_t to_shared, const void* from_global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from_global) : "memory");
 }
-// For data that is read once: it leaves the L2 before anything else does. `bytes` 0: nothing is read and 16
-// zeros are written; else 16. `once` is read_once_policy().
-__device__ __forceinline__ uint64_t read_once_policy() {
-  uint64_t once;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  return once;
-}
-__device__ __forceinline__ void cp_async16_once(uint32_t to_shared, const void* from_global, int bytes,
-                                                uint64_t once) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
-               "l"(from_global), "r"(bytes), "l"(once)
+// `bytes` 0: nothing is read and 16 zeros are written; else 16. Without a cache hint: with a policy of
+// createpolicy the instruction is an illegal one on an H200 (nvcc 13.0).
+__device__ __forceinline__ void cp_async16_or_zero(uint32_t to_shared, const void* from_global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from_global),
+               "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

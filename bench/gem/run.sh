@@ -8,20 +8,19 @@ start=$SECONDS
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 mkdir -p "$build"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEKV_CUDA=OFF -DEKV_TESTS=OFF -DEKV_BENCH=OFF > "$build/cmake.log" 2>&1 &&
-  ninja -C "$build" ekv_base > "$build/base.log" 2>&1 || { tail -n 20 "$build/cmake.log" "$build/base.log"; exit 1; }
 python3 bench/gem/variants.py "$build"
 flags="-std=c++20 -O3 --expt-relaxed-constexpr -diag-suppress=177 -gencode arch=compute_90a,code=sm_90a -lineinfo"
-includes="-I. -Iinclude -Itests -I$(dirname "$(dirname "$(readlink -f "$nvcc")")")/include"
+includes="-I. -Isrc -Iinclude -Itests -I$(dirname "$(dirname "$(readlink -f "$nvcc")")")/include"
 job() {  # TREE SOURCE OBJECT
   case $2 in
     *.cu) echo "$nvcc $flags -I$1 $includes -c -o $3 $2" ;;
-    *) echo "c++ -std=c++20 -O2 $includes -c -o $3 $2" ;;
+    *) echo "c++ -std=c++20 -O2 -DFMT_SHARED -DSPDLOG_SHARED_LIB -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL $includes -c -o $3 $2" ;;
   esac
 }
 {
-  for tree in "$build"/skinny_*/; do job "$tree" "$tree/kernels/skinny_gemm.cu" "${tree}kernel.o"; done
+  for tree in "$build"/skinny_*/ "$build"/bug_*/; do job "$tree" "$tree/kernels/skinny_gemm.cu" "${tree}kernel.o"; done
   for tree in "$build"/plan_*/; do job "$tree" "$tree/kernels/decode_plan.cu" "${tree}kernel.o"; done
+  job . src/base.cpp "$build/base.o"
   job . bench/bench_device.cu "$build/device.o"
   job . kernels/layer_ops.cu "$build/layer_ops.o"
   job . kernels/skinny_split.cpp "$build/split.o"
@@ -30,10 +29,12 @@ job() {  # TREE SOURCE OBJECT
   job . tests/kernels/skinny_gemm_test.cpp "$build/test.o"
   job . tests/support/run_cuda_ops.cpp "$build/ops.o"
 } | xargs -P "$(nproc)" -d '\n' -I{} bash -c '{}' || { echo "a build failed"; exit 1; }
-libs="$build/src/libekv_base.a -lfmt -lspdlog -lpthread"
+libs="$build/base.o -lfmt -lspdlog -lpthread"
 link() { local out=$1; shift; $nvcc -arch=sm_90a -o "$out" "$@" $libs; }
 link "$build/test" "$build"/{test,ops,split}.o "$build/skinny_base/kernel.o" -lgtest -lgtest_main
 link "$build/test_wide" "$build"/{test,ops,split}.o "$build/skinny_wide/kernel.o" -lgtest -lgtest_main
+for tree in "$build"/bug_*/; do link "${tree}test" "$build"/{test,ops,split}.o "${tree}kernel.o" -lgtest -lgtest_main & done
+wait
 for tree in "$build"/skinny_*/; do
   link "${tree}bench" "$build"/{gemm_bench,device,layer_ops,split}.o "${tree}kernel.o" -lcublasLt
 done
@@ -50,10 +51,13 @@ for tool in memcheck racecheck synccheck initcheck; do
     echo "$tool: clean" || { echo "$tool: FAILED"; grep -vE '^\[' "$build/$tool.log" | head -n 12; } &
 done
 wait
-for name in now cluster4 warps4; do
-  echo "-- planner: $name"
-  timeout 20 "$build/plan_$name/compare"
+for tree in "$build"/bug_*/; do
+  {
+    timeout 40 "${tree}test" > "${tree}log" 2>&1 && echo "bug SURVIVED: $(basename "$tree")" ||
+      echo "bug caught: $(basename "$tree"): $(grep -m1 -oE 'FAILED  \] [A-Za-z/]+\.[A-Za-z/0-9]+' "${tree}log")"
+  } &
 done
+wait
 for tree in "$build"/skinny_*/; do
   echo "-- $(basename "$tree")"
   timeout 20 "${tree}bench" skinny | cut -c1-200

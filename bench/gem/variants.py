@@ -19,8 +19,6 @@ def change(name, file, *pairs):
 tree("skinny_base")
 change("skinny_ring4", "skinny_gemm.cu", ("kRing = 6", "kRing = 4"))
 change("skinny_ring7", "skinny_gemm.cu", ("kRing = 6", "kRing = 7"))
-change("skinny_no128", "device.cuh", ("L2::cache_hint.L2::128B", "L2::cache_hint"))
-change("skinny_normal", "device.cuh", ("fractional.L2::evict_first.b64 %0", "fractional.L2::evict_normal.b64 %0"))
 change("skinny_nopdl", "skinny_gemm.cu", ("programmaticStreamSerializationAllowed = 1", "programmaticStreamSerializationAllowed = 0"))
 
 # Whole lines of 128 bytes per copy of a warp, so that lanes read what others have copied.
@@ -31,7 +29,7 @@ a, b = text.index("class WeightRing {"), text.index("// The lane's vectors of x"
 text = text[:a] + """class WeightRing {
  public:
   __device__ WeightRing(const SkinnyGemmArgs& a, const Slice& slice, uint8_t* shared)
-      : slice_(slice), row_step_(size_t(a.inputs) * 4 * sizeof(uint16_t)), once_(read_once_policy()) {
+      : slice_(slice), row_step_(size_t(a.inputs) * 4 * sizeof(uint16_t)) {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, row = slice.first_output + lane / 8;
     w_ = static_cast<const uint8_t*>(a.w) + size_t(min(row, a.outputs - 1)) * a.inputs * sizeof(uint16_t);
     rows_ = row < a.outputs ? min(16, (a.outputs - 1 - row) / 4 + 1) : 0;
@@ -65,7 +63,7 @@ text = text[:a] + """class WeightRing {
       const uint32_t to = shared_address(ring_ + place * kStepBytes + write_);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        cp_async16_once(to + i * 4 * 128, from, i < rows ? 16 : 0, once_);
+        cp_async16_or_zero(to + i * 4 * 128, from, i < rows ? 16 : 0);
         if (i + 1 < rows) from += row_step_;
       }
     }
@@ -74,7 +72,6 @@ text = text[:a] + """class WeightRing {
 
   const Slice& slice_;
   const size_t row_step_;
-  const uint64_t once_;
   const uint8_t* w_;
   uint8_t* ring_;
   int rows_, write_, input_, place_ = 0;
@@ -86,6 +83,21 @@ for old, new in (("ring.take(w)", "ring.take(i, w)"), ("      ring.refill(step +
     assert old in text, old
     text = text.replace(old, new, 1)
 path.write_text(text)
+
+for name, old, new in (
+    ("x_past_the_part", "step < slice.steps && input < slice.end;", "step < slice.steps;"),
+    ("end_of_part", "last = strides * (part + 1) / a.split", "last = strides * part / a.split + 1"),
+    ("rows_of_the_mma", "{low.x, high.x, low.y, high.y}", "{low.x, low.y, high.x, high.y}"),
+    ("copy_not_waited_for", "cp_async_wait<kRing - 1>", "cp_async_wait<kRing>"),
+    ("step_copied_twice", "copy(step + kRing, place_)", "copy(step + kRing - 1, place_)"),
+    ("sums_of_a_warp_lost", "warp < kWarps; ++warp) sum", "warp < kWarps - 1; ++warp) sum"),
+    ("sums_of_a_part_lost", "part < a.split; ++part)", "part < a.split - 1; ++part)"),
+    ("outputs_past_the_last", "  if (output >= a.outputs) return;\n", ""),
+    ("last_row_of_w", "(a.outputs - 1 - row) / 8 + 1)", "(a.outputs - 1 - row) / 8)"),
+    ("stride_of_y", "size_t(row) * a.out_stride", "size_t(row) * a.outputs"),
+    ("kernels_ahead_not_waited_for", "  wait_for_kernels_ahead();\n", ""),
+):
+    change("bug_" + name, "skinny_gemm.cu", (old, new))
 
 tree("plan_now")
 change("plan_cluster4", "decode_plan.cu", ("kMaxCluster = 8", "kMaxCluster = 4"))
