@@ -50,7 +50,7 @@ def add_noise(log, rng):
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     for step in steps:
         if step["kind"] == "step":
-            step["device_us"] = round(step["device_us"] * (rng.gauss(1, 0.04) if rng.random() > 0.01 else rng.uniform(3, 30)))
+            step["device_us"] = round(step["device_us"] * (rng.gauss(1, 0.02) if rng.random() > 0.01 else rng.uniform(3, 30)))
     log.write_text("".join(json.dumps(step) + "\n" for step in steps))
 
 
