@@ -18,7 +18,7 @@ ctest --test-dir "$build" -L gpu --output-on-failure -j 4
 
 # One process per tool, test and part of its cases: a sanitizer mostly keeps one CPU core busy. Large and long shapes
 # are left out: the tools slow a kernel down a hundredfold.
-export build small='-*Offsets*:*OneTo257*:*TwentyRepeats*:*TargetBaseTarget*:*AnyNumberOfShares*:*Random*:*long*:*Large*:RoundTrip.*:*DrawsFollow*:*ManyRows*:*EverythingChanges*'
+export build small='-*Offsets*:*OneTo257*:*TwentyRepeats*:*TargetBaseTarget*:*AnyNumberOfShares*:*Random*:*long*:*Large*:RoundTrip.*:*DrawsFollow*:*ManyRows*:*EverythingChanges*:*LostDevice*'
 sanitize() {  # TOOL TEST SHARD SHARDS
   local log="$build/sanitizer/$1-$2-$3.log" filter="$small"
   # racecheck sees no order between the reads of a ring's stage and the asynchronous copy that fills it again, although
