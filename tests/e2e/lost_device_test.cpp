@@ -71,8 +71,9 @@ std::string run_engine(bool two_in_flight) {
   if (!shape) return shape.error().message;
   const Result<Model> model = Model::load(model_folder(), *std::move(shape));
   if (!model) return model.error().message;
-  Result<std::unique_ptr<Backend>> backend =
-      make_losing(*model, config, {.device = *choose_device(kLostDevice)});
+  const Result<Device> device = choose_device(kLostDevice);
+  if (!device) return device.error().message;
+  Result<std::unique_ptr<Backend>> backend = make_losing(*model, config, {.device = *device});
   if (!backend) return backend.error().message;
   Endings endings;
   const SteadyClock clock;
