@@ -16,7 +16,8 @@ not:
   * the same greedy question, asked of the idle server, has the same answer before and after;
   * after the warm-up, the first third of the time, memory of the GPU varies by at most 2 MiB;
   * after the warm-up, RSS grows by at most 16 MiB and a quarter of what the warm-up added, from the mean of its first third to
-    that of its last: pieces of freed messages stay with the allocator, and host memory for KV is taken at the start.
+    that of its last: pieces of freed messages stay with the allocator, and host memory for KV is taken at the start. (On the
+    CPU the pool is resident only where it was used: the warm-up must be long enough to use all of it.)
 
 A built-in model (llama-3.1-8b, qwen3-8b, llama-3.1-70b, tiny) gets random weights and a tokenizer that this script makes.
 Plain Python 3, no packages, no other file: the program and this script are enough.
@@ -142,7 +143,8 @@ class Load:
         self.server, self.context, self.seed = server, args.context, args.seed
         self.begin, self.period = time.monotonic(), max(5, args.minutes * 60 / 6)
         self.counts, self.faults = collections.Counter(), []
-        self.lock, self.over, self.open = threading.Lock(), threading.Event(), set()
+        self.lock, self.open = threading.Lock(), set()
+        self.over, self.cut_off = threading.Event(), threading.Event()  # no new requests; what comes is no reply any more
         self.threads = []
 
     def start(self, clients):
@@ -157,6 +159,7 @@ class Load:
         while time.monotonic() < deadline and any(t.is_alive() for t in self.threads):
             time.sleep(0.1)
         with self.lock:
+            self.cut_off.set()
             self.counts["cut_off"] = len(self.open)
             for connection in self.open:
                 with contextlib.suppress(OSError, AttributeError):
@@ -177,9 +180,10 @@ class Load:
             kind = rng.choice(kinds)
             try:
                 kind(rng)
-                self.note(kind.__name__)
+                if not self.cut_off.is_set():
+                    self.note(kind.__name__)
             except (OSError, http.client.HTTPException, ValueError, KeyError, AssertionError, AttributeError) as error:
-                if self.over.is_set() and not isinstance(error, AssertionError):
+                if self.cut_off.is_set():
                     return
                 self.note("faults", f"{kind.__name__} (seed {seed}): {type(error).__name__}: {error}")
                 if not self.server.alive():
