@@ -87,30 +87,37 @@ EngineLoop::~EngineLoop() {
 }
 
 void EngineLoop::run() {
-  std::string reason = "the server has stopped";
   try {
     while (!stopping_) {
       last_turn_us_ = clock_.now_us();
       if (!engine_->step()) engine_->wait_for_work(kIdleTurn);
     }
+  } catch (const DeviceError& e) {
+    fail(fmt::format("the device is lost: {}", e.what()),
+         "Start the server again; if this comes back, look for Xid in the kernel's log and at nvidia-smi -q");
   } catch (const std::exception& e) {
-    log_error(fmt::format("the engine stops: {}", e.what()));
-    reason = "the engine has stopped; the server's log says why";
-    failed_ = true;
+    fail(fmt::format("a step failed: {}", e.what()), "Start the server again, and report this line as a fault");
   }
   {
     // A submit() that was let in before has put its requests into the engine when this lock is taken.
     const std::lock_guard lock(mutex_);
     accepting_ = false;
   }
-  engine_->fail_all(reason);
+  engine_->fail_all(failed_ ? "the engine has stopped; the server's log says why" : "the server has stopped");
   if (failed_) on_fatal_();
+}
+
+// All that the log says about it, in one line.
+void EngineLoop::fail(const std::string& what, const char* advice) {
+  failed_ = true;  // before the line: who reads it finds /health as it says
+  log_error(fmt::format("{}. The engine stops: {} sequences end with an error, new requests get 503. {}", what,
+                        num_in_flight(), advice));
 }
 
 // The queue is what does not fit beside those that run. While the last step left somebody waiting, the batch is
 // as full as memory allows, whatever its nominal width.
 Status EngineLoop::room_for(size_t num_requests) const {
-  if (failed_) return Error{Error::internal, "the engine has stopped; this server is going down", {}};
+  if (failed_) return Error{Error::unavailable, "the engine has stopped; this server is going down", {}};
   if (!accepting_) return Error{Error::unavailable, "this server is shutting down", {}};
   if (config_.max_queued == 0) return std::nullopt;
   const int width = engine_->config().scheduler.max_step_seqs;

@@ -74,8 +74,9 @@ struct EngineLoopConfig {
   std::function<void(const StepRecord&)> on_step;
 };
 
-// Fatal-error policy: an exception out of a step ends every request with an error, makes healthy() false,
-// refuses new requests and calls `on_fatal` once; the process should then exit.
+// Fatal-error policy: an exception out of a step (a DeviceError: the device is lost) is logged in one line,
+// ends every request with an error, makes healthy() false, refuses new requests as unavailable and calls
+// `on_fatal` once; the process should then exit.
 class EngineLoop : private EngineListener {
  public:
   using MakeEngine = std::function<std::unique_ptr<Engine>(EngineListener&)>;
@@ -105,6 +106,7 @@ class EngineLoop : private EngineListener {
   void on_event(SeqEvent event) override;
   void on_step(const StepRecord& record) override;
   void run();
+  void fail(const std::string& what, const char* advice);
   Status room_for(size_t num_requests) const;
 
   EngineLoopConfig config_;

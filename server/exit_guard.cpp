@@ -12,28 +12,28 @@ namespace ekv {
 using std::chrono::steady_clock;
 
 ExitGuard::ExitGuard(const sigset_t& signals, std::chrono::milliseconds at_most,
-                     std::chrono::milliseconds when_hurried)
-    : thread_([=, this] { run(signals, at_most, when_hurried); }) {}
+                     std::chrono::milliseconds when_hurried, int code)
+    : thread_([=, this] { run(signals, at_most, when_hurried, code); }) {}
 
 ExitGuard::~ExitGuard() {
   done_ = true;
   thread_.join();
 }
 
-void ExitGuard::run(sigset_t signals, std::chrono::milliseconds at_most,
-                    std::chrono::milliseconds when_hurried) {
+void ExitGuard::run(sigset_t signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
+                    int code) {
   constexpr timespec kTurn{.tv_sec = 0, .tv_nsec = 20'000'000};
   auto deadline = steady_clock::now() + at_most;
   while (!done_) {
     if (sigtimedwait(&signals, nullptr, &kTurn) > 0 && !hurried_.exchange(true))
       deadline = std::min(deadline, steady_clock::now() + when_hurried);
-    if (steady_clock::now() >= deadline && !done_) leave_as_it_is("a thread did not end in time");
+    if (steady_clock::now() >= deadline && !done_) leave_as_it_is("a thread did not end in time", code);
   }
 }
 
-void leave_as_it_is(const char* why) {
+void leave_as_it_is(const char* why, int code) {
   log_error(fmt::format("{}: the process ends without it", why));
-  std::_Exit(1);
+  std::_Exit(code);
 }
 
 }  // namespace ekv

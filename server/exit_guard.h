@@ -1,7 +1,7 @@
 #pragma once
 // exit_guard.h -- the last resort of a stop. A thread that is inside a template, a tokenizer or a device call
 // cannot be ended from outside, and no destructor returns before it does: when the time is over the process
-// leaves with code 1 as it is. Nothing is lost with it, because the server keeps nothing on disk.
+// leaves as it is. Nothing is lost with it, because the server keeps nothing on disk.
 
 #include <signal.h>
 
@@ -13,9 +13,10 @@ namespace ekv {
 
 class ExitGuard {
  public:
-  // From now on the process has `at_most`. One of `signals`, which every thread has blocked, makes hurried()
-  // true and cuts the rest to `when_hurried`.
-  ExitGuard(const sigset_t& signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried);
+  // From now on the process has `at_most`; late, it ends with `code`. One of `signals`, which every thread has
+  // blocked, makes hurried() true and cuts the rest to `when_hurried`.
+  ExitGuard(const sigset_t& signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
+            int code);
   ~ExitGuard();  // all is done: the process may end by itself
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;
@@ -23,13 +24,14 @@ class ExitGuard {
   bool hurried() const { return hurried_; }
 
  private:
-  void run(sigset_t signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried);
+  void run(sigset_t signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
+           int code);
 
   std::atomic<bool> done_{false}, hurried_{false};
   std::thread thread_;
 };
 
-// Says why and ends the process with code 1, without destructors.
-[[noreturn]] void leave_as_it_is(const char* why);
+// Says why and ends the process with `code`, without destructors.
+[[noreturn]] void leave_as_it_is(const char* why, int code);
 
 }  // namespace ekv

@@ -160,6 +160,10 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   CLI::App serve{"Serve a model over HTTP until SIGTERM or SIGINT.", "elastickv serve"};
   ServeFlags flags;
   RawFlags raw;
+  serve.footer(
+      "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, or a stop took too long; 3 the device is "
+      "lost "
+      "or a step failed: start it again.");
   serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
   serve.allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(serve, flags, raw);

@@ -219,19 +219,20 @@ int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> 
       });
   if (Status failed = service.start()) {
     log_error(failed->message);
-    return 1;
+    return kExitNotStarted;
   }
   log_info(fmt::format("serving {} on http://{}:{}", flags.served_model_names.front(), flags.http.host,
                        service.port()));
   int number = 0;
   sigwait(&signals, &number);
   if (!engine_failed) log_info(fmt::format("{}: finishing running requests", strsignal(number)));
-  const std::chrono::seconds at_most(flags.shutdown_timeout_s);
-  guard.emplace(signals, at_most + kStopGrace, kHurriedStopGrace);
+  const std::chrono::seconds at_most(engine_failed ? 0 : flags.shutdown_timeout_s);
+  const int late_code = engine_failed ? kExitEngineStopped : kExitNotStarted;
+  guard.emplace(signals, at_most + kStopGrace, kHurriedStopGrace, late_code);
   if (!service.shut_down(at_most, [&] { return guard->hurried(); }))
-    leave_as_it_is("the thread of a request did not end in time");
+    leave_as_it_is("the thread of a request did not end in time", late_code);
   log_info("stopped");
-  return engine_failed ? 1 : 0;
+  return engine_failed ? kExitEngineStopped : 0;
 }
 
 }  // namespace
@@ -266,12 +267,12 @@ Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pag
   return int(std::min<int64_t>(max_position, fits));
 }
 
-int serve(const ServeFlags& flags) {
+int serve(const ServeFlags& flags, const MakeBackend& make) {
   raise_file_limit();
   const Result<Loaded> loaded = load(flags);  // a signal ends the process at once: nobody is served yet
   if (!loaded) {
     log_error(loaded.error().message);
-    return 1;
+    return kExitNotStarted;
   }
   const Result<std::unique_ptr<StepLog>> log = StepLog::open(flags.step_log);
   if (!log) {
@@ -279,14 +280,14 @@ int serve(const ServeFlags& flags) {
     return 1;
   }
   const sigset_t signals = block_signals();
-  Result<std::unique_ptr<Backend>> backend = make_backend(loaded->model, loaded->engine,
-                                                          {.device = loaded->device,
-                                                           .threads = flags.threads,
-                                                           .base_fill = flags.base_fill,
-                                                           .cuda_launch = flags.cuda_launch});
+  Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
+                                                  {.device = loaded->device,
+                                                   .threads = flags.threads,
+                                                   .base_fill = flags.base_fill,
+                                                   .cuda_launch = flags.cuda_launch});
   if (!backend) {
     log_error(backend.error().message);
-    return 1;
+    return kExitNotStarted;
   }
   report(*loaded, **backend);
   warn_of_format(*loaded);

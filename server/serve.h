@@ -1,12 +1,23 @@
 #pragma once
 // serve.h -- `elastickv serve`: loads the model, reports what will be served, runs until SIGTERM or SIGINT.
 
+#include <functional>
+#include <memory>
+
+#include "backend/device.h"
 #include "server/flags.h"
 
 namespace ekv {
 
-// The exit code: 0 after a signal, 1 when the start failed or the engine stopped.
-int serve(const ServeFlags& flags);
+// Of the process, beside 0 after a signal; a wrong command line has the codes of flags.h.
+constexpr int kExitNotStarted = 1;     // or a stop that took too long
+constexpr int kExitEngineStopped = 3;  // the device is lost, or a step failed: start the server again
+
+using MakeBackend =
+    std::function<Result<std::unique_ptr<Backend>>(const Model&, const EngineConfig&, const BackendOptions&)>;
+
+// The exit code. `make`: for tests, which put something between engine and device.
+int serve(const ServeFlags& flags, const MakeBackend& make = make_backend);
 
 // Longest sequence: what was asked for must fit a pool of `num_pages`; without a wish it is cut to what fits.
 // `pool_flag`: the flag that the size of the pool comes from.

@@ -118,7 +118,7 @@ struct CudaOptions {
 };
 // The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
 // go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend
-// throws CudaError (kernels/cuda_check.h) when it loses its device.
+// throws CudaError (kernels/cuda_check.h), a DeviceError, when it loses its device.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const Model& model, const EngineConfig& config,
                                                    const CudaOptions& options);
 constexpr int kMaxCudaLogprobs = 20;  // SampleRow::num_logprobs at most

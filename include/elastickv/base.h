@@ -2,10 +2,12 @@
 // base.h -- what every layer may use: ids, the three kinds of failure, time and the log.
 //
 // Failure has three kinds. *Expected* (bad request, broken file, no page free): Result<T>. *Bug* (a broken
-// invariant): EKV_CHECK, on in release builds, aborts. *Device lost*: CudaError, in kernels/cuda_check.h.
+// invariant): EKV_CHECK, on in release builds, aborts. *Device lost*: DeviceError, thrown by a backend and
+// caught once, by the engine's loop.
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -63,6 +65,11 @@ class [[nodiscard]] Result {
 };
 
 using Status = std::optional<Error>;  // nullopt: all is well
+
+// The device does not do what it is told any more, and nothing that was submitted to it will come back.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // Time comes as an argument so that the simulator and the tests can bring their own.
 class Clock {

@@ -83,9 +83,9 @@ void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences
   }
 }
 
-// The most pages that a sequence needs in any step to come when every pair that may be BASE is. They are most at
-// the last token or, while the prompt is computed, in its last chunk, all of which is TARGET; the step after that
-// one may demote them. The pages only grow in between.
+// The most pages that a sequence needs in any step to come when every pair that may be BASE is. They are most
+// at the last token or, while the prompt is computed, in its last chunk, all of which is TARGET; the step after
+// that one may demote them. The pages only grow in between.
 void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) const {
   const FidelityConfig& f = config_.fidelity;
   const double cap = may_demote() ? s.base_cap() : 0.0;

@@ -283,7 +283,10 @@ TEST(Fatal, ALostDeviceEndsEveryRequestAndTurnsHealthOff) {
   EXPECT_EQ(sse_events(events).back(), "[DONE]");
   EXPECT_TRUE(eventually([&] { return server.fatal.load(); }));
   EXPECT_EQ(server.get("/health").status, 503);
-  EXPECT_EQ(server.complete(long_request(false)).status, 500);
+  const RawResponse refused = server.complete(long_request(false));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.header("Retry-After"), "1");
+  EXPECT_NE(refused.body.find("the engine has stopped"), std::string::npos) << refused.body;
 }
 
 // MET-1: with two scrapers running, nothing that counts ever goes down, and the totals are those of the

@@ -9,7 +9,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -109,7 +108,7 @@ class FakeBackend : public Backend {
 
   const StepOutput& collect() override {
     ++behaviour_.steps;
-    if (behaviour_.fail) throw std::runtime_error("the device is lost");
+    if (behaviour_.fail) throw DeviceError("a planted error");
     if (const int us = behaviour_.step_delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
     while (behaviour_.hang) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return output_;

@@ -64,6 +64,10 @@ void Mark::reach() {
 std::vector<HostStream*> streams;
 std::mt19937 draw(1);  // the same draws in every run
 int until_draw = 0;
+bool lost = false;  // see lose_context()
+
+// What a call returns that has nothing else to say.
+cudaError_t done() { return lost ? cudaErrorIllegalAddress : cudaSuccess; }
 
 // After something was enqueued: the eager streams run as far as they get. Most draws last for a few calls, some
 // for whole steps, so that a stream can fall behind another by all of one.
@@ -86,7 +90,7 @@ cudaError_t take(void** p, size_t bytes) {
   *p = bytes == 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (bytes > 0) std::memset(*p, 0x7f, bytes);  // NaN as fp16 and as float: what is read unset shows
   taken += bytes;
-  return cudaSuccess;
+  return done();
 }
 
 // What ends a capture on a GPU ends the test.
@@ -95,6 +99,7 @@ void not_captured(cudaStream_t stream) {
 }
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
+  if (lost) return done();
   if (Works* captured = host_stream(stream)->captured.get()) {
     if (after) not_captured(stream);
     return captured->push_back(std::move(work)), cudaSuccess;
@@ -108,12 +113,17 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared
 
 void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enqueue(stream, std::move(work)); }
 
+void ekv::test::lose_context() {
+  lost = true;
+  for (HostStream* stream : streams) stream->work.clear();
+}
+
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) { return take(p, bytes); }
-cudaError_t cudaFree(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaFree(void* p) { return std::free(p), done(); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaFreeHost(void* p) { return std::free(p), done(); }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = kMemory, *free = kMemory - taken;
   return cudaSuccess;
@@ -125,10 +135,12 @@ cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
   for (HostStream* stream : streams) stream->run_all();
-  return cudaSuccess;
+  return done();
 }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
+cudaError_t cudaGetLastError() { return done(); }
+const char* cudaGetErrorName(cudaError_t code) {
+  return code == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaError";
+}
 const char* cudaGetErrorString(cudaError_t) { return "of the host's stand-in"; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -138,14 +150,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   std::erase(streams, host_stream(stream));
-  return delete host_stream(stream), cudaSuccess;
+  return delete host_stream(stream), done();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   not_captured(stream);
-  return host_stream(stream)->run_all(), cudaSuccess;
+  return host_stream(stream)->run_all(), done();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  if (!host_event(event)->last) return cudaSuccess;
+  if (lost || !host_event(event)->last) return done();
   return enqueue(
       stream, [] {}, host_event(event)->last);
 }
@@ -154,7 +166,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new HostEvent);
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete host_event(event), cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete host_event(event), done(); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   not_captured(stream);
   auto mark = std::make_shared<Mark>(host_stream(stream));
@@ -163,13 +175,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto& mark = host_event(event)->last;
-  if (!mark) return cudaSuccess;
+  if (lost || !mark) return done();
   if (!mark->reached && mark->queries_left-- > 0) return cudaErrorNotReady;
   return mark->reach(), cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (host_event(event)->last) host_event(event)->last->reach();
-  return cudaSuccess;
+  if (!lost && host_event(event)->last) host_event(event)->last->reach();
+  return done();
 }
 
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return std::memset(p, value, bytes), cudaSuccess; }
@@ -204,12 +216,10 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Works*>(graph), cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  return delete reinterpret_cast<Works*>(exec), cudaSuccess;
-}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete reinterpret_cast<Works*>(exec), done(); }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   for (const auto& work : *reinterpret_cast<Works*>(exec)) enqueue(stream, work);
-  return cudaSuccess;
+  return done();
 }
 
 }  // extern "C"

@@ -10,4 +10,8 @@ namespace ekv::test {
 // What a launcher of the stand-in does: `work` runs on the stream, after what was enqueued there before.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 
+// As a kernel that reads where nothing is: work that was enqueued is lost, and every call from now on that a
+// lost context fails returns cudaErrorIllegalAddress.
+void lose_context();
+
 }  // namespace ekv::test
