@@ -34,6 +34,9 @@ if ((${nvcc_major:-0} >= 12)); then  # the first that knows sm_90a
     { tail -n 20 build/configure-cuda.log; fail "cmake failed"; }
   cmake --build build/cuda --target ekv_kernels
   scripts/check_kernels.sh
+  step "The CUDA backend, with plain C++ in place of kernels and runtime"
+  cmake --build build/cuda --target ekv_cuda cuda_host_tests
+  ctest --test-dir build/cuda --output-on-failure --no-tests=error -j2 -L cuda_host
 else
   step "CUDA code: no nvcc 12 or newer on this machine, not compiled"
 fi
