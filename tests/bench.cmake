@@ -3,6 +3,12 @@ foreach(name trace report)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_bench)
 endforeach()
 
+# The scripts over replay, as far as they need no more than Python and the program.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME gpu_load_script
+         COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_load_test.py $<TARGET_FILE:elastickv>)
+set_tests_properties(gpu_load_script PROPERTIES LABELS unit TIMEOUT 120)
+
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)
 if(NOT IS_DIRECTORY ${traces_beside})

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Runs loads under memory pressure on a GPU, one `elastickv replay` after another, and tables what came out.
+
+  gpu_load.py run OUT CELL...   runs the cells that OUT has not, then prints the table
+  gpu_load.py table OUT         the table of the results in OUT, beside vLLM's figures (bench/results/vllm-h200.json)
+  gpu_load.py cells CELL...     prints the commands, one a line
+
+CELL is MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE; each part may be a list with commas, and all combinations are meant:
+llama:elastic,target-only:modern:32,48:4 are four cells of 4 requests per place of the closed loop. MODEL is llama, qwen
+or whatever --model of replay takes. POLICY is one of those below; a file OUT/CELL.json with the result and
+OUT/CELL.jsonl.gz with the step log are written for a cell that has ended, OUT/CELL.log with the output always.
+A cell whose file has another command is run again. `run` exits with 1 if a cell did not end. Needs nothing but Python.
+"""
+import argparse
+import gzip
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import step_log
+import sweep
+
+MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen3-8b"}
+POLICIES = {"elastic": ["--kv-policy", "elastic"],
+            "target-only": ["--kv-policy", "target-only"],
+            "exact-offload": ["--kv-policy", "exact-offload"],
+            "static8": ["--kv-policy", "static8"],
+            "elastic-guaranteed": ["--kv-policy", "elastic", "--admission", "guaranteed"],
+            "elastic-eager": ["--kv-policy", "elastic", "--demotion", "eager"]}
+PRESETS = ["paper015", "modern"]
+KEEP = ["device", "model", "max_num_batched_tokens", "concurrency", "requests", "completed", "failed", "input_tokens",
+        "output_tokens", "duration_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tokens_per_s", "preemptions",
+        "recomputed_tokens", "preemptions_avoided", "base_exposure", "base_exposure_query_weighted", "demoted_pairs",
+        "promoted_pairs", "demotion_steps", "promotion_steps", "to_host_bytes", "from_host_bytes", "eff300", "mean_waiting",
+        "steps", "log_hash"]
+
+
+def parse_cells(texts):
+    """Cells as (model, policy, preset, concurrency, per place), each once, in the order given."""
+    cells = {}
+    for text in texts:
+        parts = text.split(":")
+        if len(parts) != 5:
+            sys.exit(f"gpu_load.py: cell '{text}' is not MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE")
+        for cell in itertools.product(*(part.split(",") for part in parts)):
+            check_cell(":".join(cell), *cell[1:])
+            cells[(*cell[:3], int(cell[3]), int(cell[4]))] = None
+    return list(cells)
+
+
+def check_cell(name, policy, preset, concurrency, per_place):
+    for what, value, known in (("policy", policy, POLICIES), ("preset", preset, PRESETS)):
+        if value not in known:
+            sys.exit(f"gpu_load.py: cell '{name}': there is no {what} '{value}'; known are {', '.join(known)}")
+    for what, value in (("concurrency", concurrency), ("requests per place", per_place)):
+        if not value.isdecimal() or int(value) < 1:
+            sys.exit(f"gpu_load.py: cell '{name}': {what} must be a number >= 1, got '{value}'")
+
+
+def file_name(cell):
+    return "_".join(str(part) for part in cell).replace("/", "-")
+
+
+def command_of(cell, args):
+    model, policy, preset, concurrency, per_place = cell
+    command = ["--device", args.device, "--model", MODELS.get(model, model), "--load-format", "dummy", "--preset", preset,
+               "--synthetic", f"{concurrency * per_place}:{args.lengths}", "--concurrency", str(concurrency),
+               "--max-num-batched-tokens", str(args.max_num_batched_tokens), "--kv-cache-memory-bytes", args.kv_cache_memory_bytes,
+               "--kv-host-bytes", args.kv_host_bytes, "--no-enable-prefix-caching", *POLICIES[policy], *args.flag]
+    labels = {"policy": policy, "preset": preset, "per_place": per_place}
+    return command + [f"--metadata={key}={value}" for key, value in labels.items()]
+
+
+def run_cell(cell, args, limit_s):
+    """Runs a cell and keeps it; what went wrong, or an empty text."""
+    command, place = command_of(cell, args), args.out / file_name(cell)
+    place.with_name(place.name + ".json").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "steps.jsonl"
+        result, output = sweep.run_replay(args.elastickv, [*command, "--step-log", str(log)], limit_s)
+        place.with_name(place.name + ".log").write_text(output)
+        if result is None:
+            return reason_of(output)
+        with open(log, "rb") as plain, gzip.open(place.with_name(place.name + ".jsonl.gz"), "wb") as packed:
+            shutil.copyfileobj(plain, packed)
+        extra = step_log.figures(*step_log.read(log))
+    labels = {"command": sweep.shown(command), "cell": ":".join(map(str, cell)), "policy": cell[1], "preset": cell[2],
+              "per_place": cell[4]}
+    kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
+    half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
+    half.write_text(json.dumps(kept, indent=1) + "\n")
+    os.replace(half, place.with_name(place.name + ".json"))
+    return f"{result['failed']} of {result['requests']} requests failed" if result["failed"] else ""
+
+
+def reason_of(output):
+    """The line that says why the program ended: its last error, or what came last."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("Run with --help")]
+    return ([line for line in lines if " error " in line] or lines)[-1]
+
+
+def is_kept(cell, args):
+    path = args.out / (file_name(cell) + ".json")
+    return path.exists() and json.loads(path.read_text())["command"] == sweep.shown(command_of(cell, args))
+
+
+def run_cells(cells, args):
+    """Runs what is missing within the limits; the cells that did not end well."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    end, bad = time.monotonic() + args.limit_s, []
+    for number, cell in enumerate(cells, 1):
+        name = f"{number}/{len(cells)} {':'.join(map(str, cell))}"
+        left = end - time.monotonic()
+        if is_kept(cell, args):
+            print(f"{name}: kept", flush=True)
+            continue
+        start = time.monotonic()
+        problem = run_cell(cell, args, min(args.cell_limit_s, left)) if left > args.least_s else "no time left for it"
+        print(f"{name}: {problem or 'done'}, {time.monotonic() - start:.0f} s", flush=True)
+        bad += [cell] if problem else []
+    return bad
+
+
+def load_results(folder):
+    runs = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    if not runs:
+        sys.exit(f"gpu_load.py: {folder} has no results; run some cells first")
+    return runs
+
+
+def number(value, digits=0, scale=1.0):
+    return "-" if value is None else f"{value * scale:,.{digits}f}"
+
+
+def pair(values, key="p99"):
+    return "-" if not values else f"{values['median']:.0f} / {values[key]:.0f}"
+
+
+COLUMNS = {"TTFT mean s": lambda r: sweep.seconds(r["ttft_ms"]["mean"]), "P90 s": lambda r: sweep.seconds(r["ttft_ms"]["p90"]),
+           "TPOT ms": lambda r: number(r["tpot_ms"]["mean"], 2), "worst ITL ms": lambda r: number(r["itl_worst_ms"]),
+           "tokens/s": lambda r: number(r["output_tokens_per_s"]), "preempted": lambda r: number(r["preemptions"]),
+           "exposure %": lambda r: number(r.get("base_exposure"), 1, 100),
+           "plan us": lambda r: pair(r.get("plan_us")), "jobs +us": lambda r: pair(r.get("extra_device_us")),
+           "steps with jobs": lambda r: number(r.get("steps_with_jobs")), "host gap us": lambda r: pair(r.get("host_gap_us")),
+           "gap %": lambda r: number(r.get("host_gap_share"), 2, 100), "failed": lambda r: number(r.get("failed"))}
+NOTE = """plan: planning, commit and packing of a step, host; jobs: device time of decode steps that demote, promote or copy, less the
+median of their neighbours of the same batch that do not; host gap: the device had nothing to do. Each as median / p99;
+gap %: the share of the run's time. worst ITL: the longest time between two tokens of a request."""
+
+
+def shape(run):
+    """What must be equal for two runs to be compared."""
+    return run["model"], run["concurrency"], run["per_place"], run["max_num_batched_tokens"]
+
+
+def table_text(runs, rivals):
+    """A table for each model, concurrency, count and budget that was run, the rival's rows last."""
+    lines = []
+    for key in sorted({shape(run) for run in runs}):
+        model, concurrency, per_place, budget = key
+        rows = sorted((r for r in runs if shape(r) == key), key=lambda r: (r["preset"], list(POLICIES).index(r["policy"])))
+        rows += [r for r in rivals["runs"] if shape(r) == key]
+        lines += ["", f"**{model}, {concurrency} at a time, {per_place} requests per place, budget {budget}**", ""]
+        lines += sweep.markdown(["policy", "preset"], list(COLUMNS), ([r["policy"], r.get("preset", "-")] +
+                                                                    [column(r) for column in COLUMNS.values()] for r in rows))
+    return "\n".join(lines + ["", NOTE, f"vLLM: {rivals['source']}, {rivals['date']}."])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="policies: " + ", ".join(POLICIES))
+    parser.add_argument("action", choices=["run", "table", "cells"])
+    parser.add_argument("places", nargs="+", metavar="OUT|CELL")
+    parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--lengths", default="4096:1024", metavar="INPUT:OUTPUT", help="tokens of each request")
+    parser.add_argument("--kv-cache-memory-bytes", default="20G")
+    parser.add_argument("--kv-host-bytes", default="64G", help="for whole pairs or low planes; of these the engine takes "
+                        "what the pool can use, policies without take none")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--flag", action="append", default=[], help="another flag of replay, as --flag=--enforce-eager")
+    parser.add_argument("--cell-limit-s", type=float, default=240, help="a cell is ended after it")
+    parser.add_argument("--limit-s", type=float, default=540, help="of all cells together; what does not fit is left out")
+    parser.add_argument("--least-s", type=float, default=20, help="no cell is begun with less time left")
+    args = parser.parse_args()
+    cells = parse_cells(args.places if args.action == "cells" else args.places[1:])
+    if args.action == "cells":
+        return print("\n".join(f"elastickv replay {sweep.shown(command_of(cell, args))}" for cell in cells))
+    args.out = Path(args.places[0])
+    bad = run_cells(cells, args) if args.action == "run" else []
+    print(table_text(load_results(args.out), json.loads((sweep.RESULTS / "vllm-h200.json").read_text())))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
