@@ -5,9 +5,11 @@ endforeach()
 
 # The scripts over replay, as far as they need no more than Python and the program.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-add_test(NAME gpu_load_script
-         COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_load_test.py $<TARGET_FILE:elastickv>)
-set_tests_properties(gpu_load_script PROPERTIES LABELS unit TIMEOUT 120)
+foreach(script gpu_load calibrate)
+  add_test(NAME ${script}_script
+           COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
+  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 120)
+endforeach()
 
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)
