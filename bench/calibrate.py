@@ -1,298 +1,415 @@
 #!/usr/bin/env python3
-"""Fits a cost model of the simulator to step logs, and checks what it predicts against another run.
+"""Fits a cost model of the simulator to the step logs of runs on a device, and says how well it predicts others.
 
-  calibrate.py fit STEPS.jsonl... --base h200-llama-3.1-8b --name NAME --out MODEL.json
-  calibrate.py compare CELL.json... --cost-model MODEL.json [-- REPLAY_FLAGS...]
+  calibrate.py fit MODEL.json LOG...            writes the model, prints coefficients and residuals
+  calibrate.py check MODEL.json LOG...          the steps of these logs as the model prices them
+  calibrate.py compare MODEL.json RESULT.json   the run of a result of gpu_load.py beside its simulation
+  calibrate.py compare MODEL.json LOG -- FLAGS  the same for any step log, FLAGS are those of its replay
 
-`fit` takes the logs of `serve --step-log`, of cells of gpu_load.py or of `replay --step-log`. What is fitted is the time from
-the end of a step to the end of the next while the engine is busy, which is device_us + host_gap_us: non-negative least squares
-of relative errors over the terms of src/backend/sim/cost_model.h. Sizes of pages and the links to the host stay as in the base.
-The model's time without attention is a rising polygon of the tokens. What a log does not tell, such as token counts that no
-step had, or the share of the batch where the batch was constant, stays near the base: take that of the same GPU and model,
-and logs of more than one concurrency where there are some. Residuals are printed by kind of step.
-
-`compare` replays each cell of gpu_load.py on the simulator with the fitted model and prints both; exit code 1 where a
-prediction misses its bound: mean ITL 3 %, mean TTFT 10 %, preemptions 10 % (or one). Plain Python 3, no packages.
+What is fitted is the time from the end of a step to the end of the next: device time and what the host adds to it. The
+log has sums over the sequences of a step (bench/step_log.h); prefill chunks are found again from the order of
+admission, and steps whose sums do not agree with that are left out, as are steps after a pause and, after a first fit,
+steps far from it (a stall of the machine is no property of the model). Least squares of relative errors, no
+coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
 """
 import argparse
 import json
-import subprocess
+import re
+import shlex
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from serving import ROOT, mean, percentile, read_steps  # noqa: E402
+import step_log
+import sweep
 
-PAIR_TOKENS = 32
-# Where the polygon of the forward pass may bend, in tokens; it does where there are enough steps beside a point.
-KNOTS = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384]
-STEPS_PER_KNOT = 8
-# How much the base's figures count beside the logs, as weights of relative errors; a step has 1. A loop of equal requests
-# runs in lockstep, with a constant batch and, under pressure, constant bytes: its log does not tell every term.
-PRIOR, PRIOR_OF_NOTHING = 0.1, 1.0
-OUTLIER = 0.5        # relative error from which a step is no step of this model (a capture, another process)
-BOUNDS = {"mean ITL": 0.03, "mean TTFT": 0.10, "preemptions": 0.10}
-SCALARS = ["per_seq", "per_chunk", "per_key", "target_bytes", "base_bytes", "demotion_fixed", "demotion_pair", "promotion_fixed", "promotion_pair"]
+PAIR = 32
+FORWARD_POINTS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+PAUSE_US = 2000  # logs of old builds do not say when the engine had nothing to do
+MAX_OFF = 8  # steps further from the first fit than so many median errors (and 5 %) are left out
 
 
-def is_busy(step):
-    """A step that came right after another; after a pause its time says nothing."""
-    return step["prefill_tokens"] + step["decode_tokens"] > 0 and step["device_us"] > 0
+def chunks_of(steps, requests):
+    """The prefill chunks of each step as (tokens, keys at its end), or None where the log does not determine them.
+
+    Without preemption prompts are computed in the order of admission, one after the other; a step with a preemption
+    ends what can be known.
+    """
+    prompts = sorted((r for r in requests if r["first_scheduled_us"] > 0 or r["gaps_us"]), key=lambda r: r["first_scheduled_us"])
+    queue = [(r["prompt_tokens"], r["cached_tokens"]) for r in prompts]
+    done, out, known = None, [], True
+    for step in steps:
+        known = known and not step["preempted"]
+        left, chunks = step["prefill_tokens"], []
+        while known and left > 0:
+            if not queue:
+                known = False
+                break
+            prompt, cached = queue[0]
+            done = cached if done is None else done
+            take = min(left, prompt - done)
+            chunks.append((take, done + take))
+            left, done = left - take, done + take
+            if done == prompt:
+                queue.pop(0)
+                done = None
+        out.append(chunks if known else None)
+    return out
 
 
-def time_us(step):
-    return step["device_us"] + step["host_gap_us"]
+def pairs(keys):
+    return -(-keys // PAIR)
 
 
-def tokens_of(step):
-    return step["prefill_tokens"] + step["decode_tokens"]
+class Work:
+    """What the cost model sees of a step, from the sums of the log."""
+
+    def __init__(self, step, chunks):
+        self.chunks = chunks
+        # A last token of a prompt that is computed alone is priced as a decode, as in the simulator.
+        long = [c for c in chunks if c[0] > 1]
+        self.sequences = step["decode_tokens"] + len(chunks)
+        self.tokens = step_log.tokens(step)
+        self.num_long = len(long)
+        self.prefill_keys = sum(n * (end - n + (n + 1) / 2) for n, end in long)
+        self.decodes = self.sequences - len(long)
+        decode_pairs = step["pairs_seen"] - sum(pairs(end) for _, end in long)
+        self.consistent = decode_pairs + sum(n * pairs(end) for n, end in long) == step["query_pairs_seen"]
+        mean = sum(n for n, _ in long) / len(long) if long else 0
+        in_chunks = (step["query_base_pairs_seen"] - step["base_pairs_seen"]) / (mean - 1) if mean > 1 else 0
+        base_pairs = max(0, step["base_pairs_seen"] - in_chunks)
+        self.base_keys = base_pairs * PAIR
+        # The last pair of a sequence is half full on average.
+        self.target_keys = max(0, (decode_pairs - base_pairs) * PAIR - (PAIR - 1) / 2 * self.decodes)
+        self.demoted, self.promoted = step["demoted_pairs"], step["promoted_pairs"]
 
 
-def interpolate(points, tokens):
-    """As the simulator: constant before the first point, along the last slope after the last."""
-    if tokens <= points[0][0] or len(points) == 1:
-        return points[0][1]
-    right = next((i for i, p in enumerate(points) if p[0] >= tokens), len(points) - 1)
-    (t0, y0), (t1, y1) = points[right - 1], points[right]
-    return y0 + (y1 - y0) * (tokens - t0) / (t1 - t0)
+def duration_us(step, before):
+    """From the end of the step before to the end of this one; after a pause that of the step alone."""
+    if "host_gap_us" in step:  # 0 after a pause
+        return step["device_us"] + step["host_gap_us"]
+    pause = before is None or step["start_us"] - before["end_us"] > PAUSE_US
+    return step["end_us"] - (step["start_us"] if pause else before["end_us"])
+
+
+def observations(path):
+    """(work, microseconds, step) of the steps of a log that can be priced; how many could not."""
+    steps, requests = step_log.read(path)
+    found, skipped, before = [], 0, None
+    for step, chunks in zip(steps, chunks_of(steps, requests)):
+        if step_log.tokens(step):
+            work = Work(step, chunks) if chunks is not None else None
+            if work and work.consistent:
+                found.append((work, duration_us(step, before), step))
+            else:
+                skipped += 1
+        before = step
+    return found, skipped
+
+
+def padded(tokens, sizes):
+    return next((size for size in sizes if size >= tokens), tokens)
 
 
 class Terms:
-    """A step as a row of the equations: the polygon's value at its first knot, its rises, then SCALARS."""
+    """The terms of step_us() (src/backend/sim/cost_model.h), each a coefficient times a number of the work."""
 
-    def __init__(self, steps, base):
-        self.target, self.base_bytes = base["kv"]["target_bytes_per_token"], base["kv"]["base_bytes_per_token"]
-        counts = sorted(tokens_of(s) for s in steps)
-        near = lambda low, high: sum(low < c <= high for c in counts)  # noqa: E731
-        grid = sorted({*KNOTS, *(t for t, _ in base["forward"]["tokens_us"])})
-        shape = {t for t, _ in base["forward"]["tokens_us"]}
-        self.seen = [g for i, g in enumerate(grid) if near(grid[i - 1] if i else 0, grid[i + 1] if i + 1 < len(grid) else g) >= STEPS_PER_KNOT]
-        self.knots = sorted({*self.seen, *shape, max(counts)})
-        fixed = base["step"]["fixed_us"] + base["decode_attention"]["fixed_us"]
-        self.form = [(tokens, us + fixed) for tokens, us in base["forward"]["tokens_us"]]
-        decode, changes = base["decode_attention"], (base["demotion"], base["promotion"])
-        self.scalars = [base["step"]["per_seq_us"], base["prefill_attention"]["per_chunk_us"], base["prefill_attention"]["per_key_us"],
-                        decode["target_factor"] / decode["bytes_per_us"], decode["base_factor"] / decode["bytes_per_us"],
-                        *(section[key] for section in changes for key in ("fixed_us", "per_pair_us"))]
+    def __init__(self, works, like):
+        self.like, self.sizes = like, like["forward"]["graph_sizes"]
+        counts = [padded(w.tokens, self.sizes) for w in works]
+        # Points between which the logs have steps; the first stands for all smaller ones.
+        self.points = [p for p in FORWARD_POINTS if p <= min(counts)][-1:]
+        for point in FORWARD_POINTS:
+            if sum(self.points[-1] < c <= point for c in counts) >= 3:
+                self.points.append(point)
+        slopes = [f"forward {a}-{b}" for a, b in zip(self.points, self.points[1:])]
+        self.names = ["forward", *slopes, "per sequence", "prefill chunk", "prefill key", "decode", "TARGET byte", "BASE byte",
+                      "demotion", "demoted pair", "promotion", "promoted pair"]
 
-    def polygon(self, tokens):
-        row = [1.0]
-        for low, high in zip(self.knots, self.knots[1:]):
-            last = high == self.knots[-1]
-            share = (tokens - low) / (high - low)
-            row.append(max(0.0, share if last else min(1.0, share)))
-        return row
+    def row(self, work):
+        tokens, kv = padded(work.tokens, self.sizes), self.like["kv"]
+        ends = [*self.points[1:-1], float("inf")] if len(self.points) > 1 else []
+        slopes = [max(0, min(tokens, end) - start) for start, end in zip(self.points, ends)]
+        return [1, *slopes, work.sequences, work.num_long, work.prefill_keys, int(work.decodes > 0),
+                work.target_keys * kv["target_bytes_per_token"], work.base_keys * kv["base_bytes_per_token"],
+                int(work.demoted > 0), work.demoted, int(work.promoted > 0), work.promoted]
 
-    def row(self, s):
-        base_tokens = s["decode_base_pairs"] * PAIR_TOKENS
-        return self.polygon(tokens_of(s)) + [
-            s["decode_tokens"] + s["prefill_chunks"], s["prefill_chunks"], s["prefill_keys"], (s["decode_keys"] - base_tokens) * self.target,
-            base_tokens * self.base_bytes, float(s["demoted_pairs"] > 0), s["demoted_pairs"], float(s["promoted_pairs"] > 0), s["promoted_pairs"]]
+    def model(self, values, name, source):
+        """The cost model as a file has it; what the logs do not show stays that of `like`."""
+        c = dict(zip(self.names, values))
+        model = json.loads(json.dumps(self.like))
+        us, points = c["forward"], [[self.points[0], round(c["forward"], 3)]]
+        for a, b in zip(self.points, self.points[1:]):
+            us += c[f"forward {a}-{b}"] * (b - a)
+            points.append([b, round(us, 3)])
+        model.update(name=name, description=f"fitted: {source}")
+        fitted = {"step": {"fixed_us": 0, "per_seq_us": c["per sequence"]}, "forward": {"tokens_us": points},
+                  "prefill_attention": {"per_chunk_us": c["prefill chunk"], "per_key_us": c["prefill key"]},
+                  "decode_attention": self.decode(c), "demotion": self.job(c, "demotion", "demoted pair"),
+                  "promotion": self.job(c, "promotion", "promoted pair")}
+        for section, members in fitted.items():
+            if members:
+                model[section].update(members, source=source)
+        return model
 
-    def prior(self, scale, rows, values):
-        """(row, value, weight) of what the base says. `scale`: how much slower this machine's forward pass is."""
-        for tokens in self.knots:
-            us = scale * interpolate(self.form, tokens)
-            yield self.polygon(tokens) + [0.0] * len(SCALARS), us, PRIOR / us
-        for i, us in enumerate(self.scalars):
-            at = len(self.knots) + i
-            unit = [0.0] * at + [1.0] + [0.0] * (len(SCALARS) - i - 1)
-            if us > 0:
-                yield unit, us, PRIOR / us
-            elif (share := mean(row[at] / value for row, value in zip(rows, values))) > 0:
-                yield unit, 0.0, PRIOR_OF_NOTHING * share
+    def decode(self, c):
+        if c["decode"] is None:
+            return None
+        old = self.like["decode_attention"]
+        per_target = c["TARGET byte"] or old["target_factor"] / old["bytes_per_us"]
+        base = c["BASE byte"] / per_target if c["BASE byte"] else old["base_factor"]
+        return {"fixed_us": c["decode"], "target_factor": 1, "base_factor": base, "bytes_per_us": 1 / per_target}
+
+    def job(self, c, fixed, pair):
+        return None if c[pair] is None else {"fixed_us": c[fixed], "per_pair_us": c[pair]}
 
 
 def solve(matrix, right):
-    """Gaussian elimination with pivots; a column that says nothing gets 0."""
+    """A symmetric positive system by elimination; a pivot that vanishes makes its unknown 0."""
     n = len(right)
-    rows = [list(matrix[i]) + [right[i]] for i in range(n)]
-    for c in range(n):
-        pivot = max(range(c, n), key=lambda r: abs(rows[r][c]))
-        rows[c], rows[pivot] = rows[pivot], rows[c]
-        if abs(rows[c][c]) < 1e-12:
-            rows[c] = [0.0] * c + [1.0] + [0.0] * (n - c)
-        for r in range(c + 1, n):
-            factor = rows[r][c] / rows[c][c]
-            if factor:
-                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[c])]
-    x = [0.0] * n
-    for r in reversed(range(n)):
-        x[r] = (rows[r][n] - sum(rows[r][k] * x[k] for k in range(r + 1, n))) / rows[r][r]
-    return x
-
-
-def nonnegative_least_squares(rows, values, weights):
-    """Lawson and Hanson's active set, on the normal equations of scaled columns."""
-    n = len(rows[0])
-    size = [max(abs(r[i]) * w for r, w in zip(rows, weights)) or 1.0 for i in range(n)]
-    normal, right = [[0.0] * n for _ in range(n)], [0.0] * n
-    for row, value, weight in zip(rows, values, weights):
-        scaled = [(i, a * weight / size[i]) for i, a in enumerate(row) if a]
-        for i, a in scaled:
-            right[i] += a * value * weight
-            for j, b in scaled:
-                normal[i][j] += a * b
-    x, active = [0.0] * n, set()
-    for _ in range(10 * n):
-        slope = [right[i] - sum(normal[i][j] * x[j] for j in active) for i in range(n)]
-        best = max((i for i in range(n) if i not in active), key=lambda i: slope[i], default=None)
-        if best is None or slope[best] <= 1e-9 * max(1.0, abs(right[best])):
-            break
-        active.add(best)
-        while True:
-            order = sorted(active)
-            found = dict(zip(order, solve([[normal[i][j] for j in order] for i in order], [right[i] for i in order])))
-            if min(found.values()) > 0:
-                x = [found.get(i, 0.0) for i in range(n)]
-                break
-            step = min(x[i] / (x[i] - v) for i, v in found.items() if v <= 0 and x[i] != v)
-            x = [x[i] + step * (found[i] - x[i]) if i in found else 0.0 for i in range(n)]
-            active = {i for i in active if x[i] > 1e-12}
-            x = [x[i] if i in active else 0.0 for i in range(n)]
-            if not active:
-                break
-    return [v / s for v, s in zip(x, size)]
-
-
-def fit(steps, base):
-    """(terms, coefficients, steps that were kept). Errors are relative to the fitted time, where there is one already:
-    relative to the measured one, times that scatter upwards would be fitted too low."""
-    terms = Terms(steps, base)
-    scale, kept, x = 1.0, steps, None
-    for _ in range(4):
-        rows, values = [terms.row(s) for s in kept], [time_us(s) for s in kept]
-        weights = [1 / (dot(row, x) if x else value) for row, value in zip(rows, values)]
-        for row, value, weight in list(terms.prior(scale, rows, values)):
-            rows.append(row), values.append(value), weights.append(weight)
-        x = nonnegative_least_squares(rows, values, weights)
-        polygon = corners(terms, x)
-        scale = percentile([interpolate(polygon, k) / max(1e-9, interpolate(terms.form, k)) for k in terms.seen], 50) or 1.0
-        kept = [s for s in steps if abs(time_us(s) / max(1e-9, dot(terms.row(s), x)) - 1) < OUTLIER] or steps
-    return terms, x, kept
-
-
-def dot(a, b):
-    return sum(p * q for p, q in zip(a, b))
-
-
-def corners(terms, x):
-    at, points = x[0], [(terms.knots[0], x[0])]
-    for knot, rise in zip(terms.knots[1:], x[1:]):
-        at += rise
-        points.append((knot, at))
-    return points
-
-
-def model_of(base, terms, x, name, source):
-    value = dict(zip(SCALARS, x[len(terms.knots):]))
-    bandwidth = 1 / value["target_bytes"] if value["target_bytes"] > 0 else base["decode_attention"]["bytes_per_us"]
-    factor = value["base_bytes"] * bandwidth if value["base_bytes"] > 0 else base["decode_attention"]["base_factor"]
-    changes = {"demotion": dict(base["demotion"]), "promotion": dict(base["promotion"])}
-    for kind, section in changes.items():
-        if value[f"{kind}_fixed"] + value[f"{kind}_pair"] > 0:
-            section.update(fixed_us=value[f"{kind}_fixed"], per_pair_us=value[f"{kind}_pair"], source=source)
-    return base | changes | {
-        "name": name, "description": f"{base['description']}; fitted: {source}",
-        "step": {"fixed_us": 0, "per_seq_us": value["per_seq"], "source": source},
-        "forward": {"graph_sizes": [], "tokens_us": [[t, round(us, 3)] for t, us in corners(terms, x)], "source": source},
-        "prefill_attention": {"per_chunk_us": value["per_chunk"], "per_key_us": value["per_key"], "source": source},
-        "decode_attention": {"fixed_us": 0, "target_factor": 1 if value["target_bytes"] > 0 else 0, "base_factor": factor,
-                             "bytes_per_us": bandwidth, "source": source},
-        "all_reduce": {"tokens_us": [], "source": "inside the fitted times"}}
-
-
-def print_residuals(steps, terms, x, kept):
-    kinds = {"decode only": lambda s: s["prefill_tokens"] == 0, "with prefill": lambda s: s["prefill_tokens"] > 0,
-             "with changes of fidelity": lambda s: s["demoted_pairs"] + s["promoted_pairs"] > 0, "all": lambda s: True}
-    print(f"{'steps':<26}{'count':>8}{'mean us':>11}{'fitted us':>11}{'bias %':>9}{'|error| %':>11}{'P99 %':>9}")
-    for name, wanted in kinds.items():
-        chosen = [(time_us(s), dot(terms.row(s), x)) for s in kept if wanted(s)]
-        if not chosen:
+    rows = [[*row, value] for row, value in zip(matrix, right)]
+    for i in range(n):
+        if rows[i][i] <= 1e-12:
+            rows[i] = [0.0] * i + [1.0] + [0.0] * (n - i)
             continue
-        errors = [abs(fitted / us - 1) * 100 for us, fitted in chosen]
-        us, fitted = mean(c[0] for c in chosen), mean(c[1] for c in chosen)
-        print(f"{name:<26}{len(chosen):>8}{us:>11.1f}{fitted:>11.1f}{100 * (fitted / us - 1):>9.2f}{mean(errors):>11.2f}{percentile(errors, 99):>9.2f}")
-    left = sum(map(time_us, steps)) - sum(map(time_us, kept))
-    print(f"left out, {100 * OUTLIER:.0f} % off: {len(steps) - len(kept)} steps with {100 * left / max(1, sum(map(time_us, steps))):.2f} % of the time")
-    value = dict(zip(SCALARS, x[len(terms.knots):]))
-    on = sum(value[f"{kind}_fixed"] * (s[key] > 0) + value[f"{kind}_pair"] * s[key]
-             for kind, key in (("demotion", "demoted_pairs"), ("promotion", "promoted_pairs")) for s in kept)
-    print(f"elastic work on the device, as fitted: {on / len(kept):.1f} us per step")
+        for j in range(i + 1, n):
+            factor = rows[j][i] / rows[i][i]
+            rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i])]
+    out = [0.0] * n
+    for i in reversed(range(n)):
+        out[i] = (rows[i][n] - sum(rows[i][j] * out[j] for j in range(i + 1, n))) / rows[i][i]
+    return out
 
 
-def base_model(name):
-    path = Path(name) if name.endswith(".json") else ROOT / f"src/backend/sim/models/{name}.json"
-    return json.loads(path.read_text())
+def non_negative_least_squares(rows, values):
+    """Coefficients >= 0 with the least sum of squares (Lawson and Hanson's active set, on the normal equations).
+
+    A column that is zero everywhere gets None.
+    """
+    n = len(rows[0])
+    scale = [sum(row[i] * row[i] for row in rows) ** 0.5 for i in range(n)]
+    gram = [[sum(r[i] * r[j] for r in rows) / (scale[i] * scale[j]) if scale[i] and scale[j] else 0.0 for j in range(n)]
+            for i in range(n)]
+    right = [sum(r[i] * v for r, v in zip(rows, values)) / scale[i] if scale[i] else 0.0 for i in range(n)]
+    x, free, refused = [0.0] * n, [], set()
+    small = 1e-9 * max(map(abs, right))
+    while True:
+        slope = [right[i] - sum(g * v for g, v in zip(gram[i], x)) for i in range(n)]
+        choice = max((i for i in range(n) if i not in free and i not in refused and scale[i]), key=lambda i: slope[i], default=None)
+        if choice is None or slope[choice] <= small:
+            return [v / s if s else None for v, s in zip(x, scale)]
+        free.append(choice)
+        while True:
+            found = dict(zip(free, solve([[gram[i][j] for j in free] for i in free], [right[i] for i in free])))
+            if min(found.values()) > 0:
+                break
+            if found[choice] <= 0 and x[choice] == 0:  # rounding: it may not enter after all
+                refused.add(choice)
+            step = min(x[i] / (x[i] - v) for i, v in found.items() if v <= 0 and x[i] != v) if any(
+                v <= 0 and x[i] != v for i, v in found.items()) else 0.0
+            x = [x[i] + step * (found[i] - x[i]) if i in found else 0.0 for i in range(n)]
+            free = [i for i in free if x[i] > 1e-15]
+            if not free:
+                found = {}
+                break
+        x = [found.get(i, 0.0) for i in range(n)]
+        if choice in free:
+            refused.clear()
 
 
-def fit_command(args):
-    steps = [s for path in args.files for s in read_steps(path) if is_busy(s)]
-    if len(steps) < 50:
-        sys.exit(f"calibrate.py: {len(steps)} steps are too few to fit")
-    base = base_model(args.base)
-    if args.target_bytes_per_token:
-        share = base["kv"]["base_bytes_per_token"] / base["kv"]["target_bytes_per_token"]
-        base["kv"] = {"target_bytes_per_token": args.target_bytes_per_token, "base_bytes_per_token": share * args.target_bytes_per_token,
-                      "source": "--target-bytes-per-token, BASE in the proportion of the base model"}
-    terms, x, kept = fit(steps, base)
-    print_residuals(steps, terms, x, kept)
-    source = f"calibrate.py over {len(kept)} steps of {', '.join(Path(f).name for f in args.files)}"
-    Path(args.out).write_text(json.dumps(model_of(base, terms, x, args.name or Path(args.out).stem, source), indent=1) + "\n")
-    print(f"{args.out}: written")
-    return 0
+def plain_work(decodes=0, context=0, base_keys=0, chunk=0, chunks=0, demoted=0, promoted=0):
+    """A step of equal sequences, for the guesses below."""
+    work = Work.__new__(Work)
+    work.sequences, work.num_long, work.decodes = decodes + chunks, chunks, decodes
+    work.tokens, work.prefill_keys = decodes + chunks * chunk, chunks * chunk * (chunk + 1) / 2
+    work.base_keys, work.target_keys = decodes * base_keys, decodes * (context - base_keys)
+    work.demoted, work.promoted = demoted, promoted
+    return work
 
 
-def predict(args, cell):
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [args.elastickv, "replay", "--device", "sim", "--cost-model", args.cost_model, "--synthetic",
-                   f"{cell['requests']}:{cell['input_len']}:{cell['output_len']}", "--concurrency", str(cell["concurrency"]),
-                   "--num-gpu-blocks-override", str(cell["kv_pages"]), "--max-model-len", str(cell["input_len"] + cell["output_len"]),
-                   *cell["engine_flags"], *args.replay_flags, "--quiet", "--json", file.name]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"calibrate.py: {' '.join(command)}:\n{done.stderr}")
-        return json.loads(Path(file.name).read_text())
+def guesses(like):
+    """Steps as `like` prices them. Runs at one batch size cannot tell a fixed part from one per sequence or per byte."""
+    works = [plain_work(n, context, base) for n in (1, 8, 32, 64, 128) for context in (1024, 4096) for base in (0, context // 2)]
+    works += [plain_work(chunk=chunk, chunks=8192 // chunk) for chunk in (8192, 4096, 1024)]
+    works += [plain_work(32, 4096, 2048, **{job: n}) for job in ("demoted", "promoted") for n in (1, 16, 64)]
+    return [(work, model_us(like, work)) for work in works]
 
 
-def compare_command(args):
-    bad = 0
-    print(f"{'cell':<44}{'figure':<14}{'measured':>12}{'predicted':>12}{'error':>9}  bound")
-    for path in args.files:
-        cell = json.loads(Path(path).read_text())
-        said = predict(args, cell)
-        # Replies of one length: the mean of all gaps is the mean TPOT.
-        figures = {"mean ITL": (cell["itl_ms"]["mean"], said["tpot_ms"]["mean"]), "mean TTFT": (cell["ttft_ms"]["mean"], said["ttft_ms"]["mean"]),
-                   "P90 TTFT": (cell["ttft_ms"]["p90"], said["ttft_ms"]["p90"]), "tokens/s": (cell["output_tokens_per_s"], said["output_tokens_per_s"]),
-                   "preemptions": (cell["preemptions"], said["preemptions"]), "exposure %": (100 * cell["base_exposure"], 100 * (said["base_exposure"] or 0))}
-        for name, (measured, predicted) in figures.items():
-            bound = args.scale_bounds * BOUNDS[name] if name in BOUNDS else None
-            missed = bound is not None and abs(predicted - measured) > max(bound * measured, 1 if name == "preemptions" else 0)
-            bad += missed
-            error = f"{100 * (predicted / measured - 1):+.1f} %" if measured else "-"
-            verdict = "" if bound is None else f"{100 * bound:.0f} %" + (" MISSED" if missed else "")
-            print(f"{Path(path).stem:<44}{name:<14}{measured:>12.2f}{predicted:>12.2f}{error:>9}  {verdict}")
-    return 1 if bad else 0
+def weighted(terms, kept, like, like_weight):
+    """Rows and values of the least squares: errors relative to the time of a step.
+
+    A thousand equal steps say little more than a few: a kind of step weighs as the root of its count. The guesses
+    weigh `like_weight` of all together, so that they decide only what the logs leave open.
+    """
+    kinds = {}
+    for work, us, _ in kept:
+        kinds.setdefault((kind_of(work), padded(work.tokens, terms.sizes)), []).append((work, us))
+    rows = [(work, us, len(kind) ** -0.25) for kind in kinds.values() for work, us in kind]
+    seen = [any(terms.row(work)[i] for work, _, _ in kept) for i in range(len(terms.names))]
+    guessed = [(w, us) for w, us in guesses(like) if all(s or not v for s, v in zip(seen, terms.row(w)))]
+    share = (like_weight * sum(weight ** 2 for _, _, weight in rows) / max(1, len(guessed))) ** 0.5
+    rows += [(work, us, share) for work, us in guessed]
+    return [[weight * v / us for v in terms.row(work)] for work, us, weight in rows], [weight for _, _, weight in rows]
+
+
+def fit(seen, like, like_weight):
+    """Terms, their coefficients and the steps that these were fitted to, without those that are far off."""
+    terms, kept = Terms([work for work, _, _ in seen], like), seen
+    for _ in range(4):
+        values = non_negative_least_squares(*weighted(terms, kept, like, like_weight))
+        errors = [abs(price(terms.row(work), values) / us - 1) for work, us, _ in seen]
+        bound = max(0.05, MAX_OFF * statistics.median(errors))
+        kept = [one for one, error in zip(seen, errors) if error <= bound]
+    return terms, values, kept
+
+
+def price(row, values):
+    return sum(a * (b or 0) for a, b in zip(row, values))
+
+
+def model_us(model, work):
+    """step_us() of src/backend/sim/cost_model.cpp for a model of a file."""
+    sizes, attention = model["forward"]["graph_sizes"], model["decode_attention"]
+    us = model["step"]["fixed_us"] + model["step"]["per_seq_us"] * work.sequences
+    us += along(model["forward"]["tokens_us"], padded(work.tokens, sizes))
+    us += along(model["all_reduce"]["tokens_us"], padded(work.tokens, sizes))
+    us += model["prefill_attention"]["per_chunk_us"] * work.num_long + model["prefill_attention"]["per_key_us"] * work.prefill_keys
+    if work.decodes:
+        kv = model["kv"]
+        us += attention["fixed_us"] + (attention["target_factor"] * kv["target_bytes_per_token"] * work.target_keys +
+                                       attention["base_factor"] * kv["base_bytes_per_token"] * work.base_keys) / attention["bytes_per_us"]
+    for job, count in (("demotion", work.demoted), ("promotion", work.promoted)):
+        us += (model[job]["fixed_us"] + model[job]["per_pair_us"] * count) if count else 0
+    return us
+
+
+def along(points, tokens):
+    """Linear between points, the last slope beyond them, constant before the first."""
+    if not points:
+        return 0
+    if tokens <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    (a, a_us), (b, b_us) = next(((p, q) for p, q in zip(points, points[1:]) if tokens <= q[0]), (points[-2], points[-1]))
+    return a_us + (b_us - a_us) * (tokens - a) / (b - a)
+
+
+def kind_of(work):
+    what = "prefill" if not work.decodes else "mixed" if work.num_long else "decode"
+    return what + (", BASE" if work.base_keys else "") + (", jobs" if work.demoted or work.promoted else "")
+
+
+def residuals(model, seen):
+    """A table of the kinds of steps: how long they took, and how far the model is off."""
+    kinds = {}
+    for work, us, _ in seen:
+        kinds.setdefault(kind_of(work), []).append((us, model_us(model, work)))
+    kinds["all"] = [pair for kind in kinds.values() for pair in kind]
+    rows = []
+    for kind, found in kinds.items():
+        taken, priced = sum(us for us, _ in found), sum(us for _, us in found)
+        off = sorted(abs(p / us - 1) for us, p in found)
+        rows.append([kind, str(len(found)), f"{taken / len(found):,.0f}", f"{100 * (priced / taken - 1):+.2f}",
+                     f"{100 * statistics.median(off):.2f}", f"{100 * off[int(0.99 * (len(off) - 1))]:.2f}"])
+    return "\n".join(sweep.markdown(["steps"], ["count", "mean us", "sum off %", "median off %", "p99 off %"], rows))
+
+
+def observe(paths):
+    seen = []
+    for path in paths:
+        found, skipped = observations(path)
+        print(f"{path}: {len(found)} steps, {skipped} more whose chunks the log does not determine")
+        seen += found
+    if len(seen) < 20:
+        sys.exit("calibrate.py: fewer than 20 steps; give the log of a longer run")
+    return seen
+
+
+def do_fit(args):
+    seen = observe(args.logs)
+    like = json.loads(args.like.read_text())
+    terms, values, kept = fit(seen, like, args.like_weight)
+    runs = ", ".join(Path(log).name for log in args.logs)
+    model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; includes the host's part of a step")
+    args.model.write_text(json.dumps(model, indent=2) + "\n")
+    for name, value in zip(terms.names, values):
+        print(f"  {name:20} " + ("not in these logs" if value is None else f"{value:.6g} us"))
+    lost = sum(us for _, us, _ in seen) - sum(us for _, us, _ in kept)
+    print(f"{len(seen) - len(kept)} steps far from the fit, {lost / 1e3:.0f} ms, were left out of it; all are in this table\n")
+    print(residuals(model, seen))
+
+
+def measured(path):
+    steps, requests = step_log.read(path)
+    gaps = [gap for r in requests for gap in r["gaps_us"][1:]]
+    ends = [r["gaps_us"][0] for r in requests if r["gaps_us"]]
+    served = [r for r in requests if len(r["gaps_us"]) > 1]
+    seen = sum(s["pairs_seen"] for s in steps)
+    run_us = max(r["end_us"] for r in requests)
+    return {"TTFT mean ms": statistics.mean(ends) / 1e3, "ITL mean ms": statistics.mean(gaps) / 1e3 if gaps else 0.0,
+            "TPOT mean ms": statistics.mean(statistics.mean(r["gaps_us"][1:]) for r in served) / 1e3 if served else 0.0,
+            "tokens/s": sum(len(r["gaps_us"]) for r in requests) / run_us * 1e6,
+            "preemptions": sum(s["preempted"] for s in steps), "demoted pairs": sum(s["demoted_pairs"] for s in steps),
+            "exposure %": 100 * sum(s["base_pairs_seen"] for s in steps) / seen if seen else 0.0,
+            "seconds": run_us / 1e6, "steps": len(steps)}
+
+
+# What a prediction is held to: percent off the run.
+BOUNDS = {"ITL mean ms": 3, "TTFT mean ms": 10, "preemptions": 10}
+NOT_SIMULATED = ("--device", "--model", "--load-format", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override")
+
+
+def simulated_flags(flags, model, log):
+    """The flags of a run for its simulation: the same pool, counted in pages."""
+    out, skip = [], False
+    for flag in flags:
+        if not skip and not flag.startswith(tuple(f"{name}=" for name in NOT_SIMULATED)) and flag not in NOT_SIMULATED:
+            out.append(flag)
+        skip = not skip and flag in NOT_SIMULATED
+    pages = step_log.read(log)[0][0]["total_pages"]
+    return [*out, "--device", "sim", "--cost-model", str(model.resolve()), "--num-gpu-blocks-override", str(pages), "--quiet"]
+
+
+def do_compare(args):
+    log, flags = args.logs[0], args.flags
+    if Path(log).suffix == ".json":
+        flags = shlex.split(json.loads(Path(log).read_text())["command"])
+        log = re.sub(r"\.json$", ".jsonl.gz", log)
+    if not flags:
+        sys.exit("calibrate.py: compare needs the result of gpu_load.py, or a step log and after -- the flags of its replay")
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as scratch:
+        result, output = sweep.run_replay(args.elastickv, [*simulated_flags(flags, args.model, log), "--step-log", scratch.name])
+        if result is None:
+            sys.exit(f"calibrate.py: the simulation ended with {output}")
+        ours, theirs = measured(log), measured(scratch.name)
+    rows, good = [], True
+    for name, value in ours.items():
+        off = 100 * (theirs[name] / value - 1) if value else 0.0 if theirs[name] == value else float("inf")
+        bound = BOUNDS.get(name)
+        good &= bound is None or abs(off) <= bound
+        rows.append([name, f"{value:,.2f}", f"{theirs[name]:,.2f}", f"{off:+.1f}", "" if bound is None else f"{bound}"])
+    print("\n".join(sweep.markdown([""], ["run", "simulated", "off %", "bound %"], rows)))
+    return 0 if good else 1
 
 
 def main():
-    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["fit", "compare"])
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("--base", default="h200-llama-3.1-8b", help="fit: a shipped cost model or a file")
-    parser.add_argument("--target-bytes-per-token", type=float, help="fit: KV of a token, where it is not the base's")
-    parser.add_argument("--name", help="fit: what the model is called (default: the name of its file)")
-    parser.add_argument("--out", default="cost-model.json", help="fit: file of the model")
-    parser.add_argument("--cost-model", help="compare: file of the model")
-    parser.add_argument("--elastickv", default=str(ROOT / "build/release/elastickv"))
-    parser.add_argument("--scale-bounds", type=float, default=1, help="compare: factor on all bounds, for noisy machines")
-    args = parser.parse_args(sys.argv[1:at])
-    args.replay_flags = sys.argv[at + 1:]
-    if args.action == "compare" and not args.cost_model:
-        parser.error("compare needs --cost-model")
-    return fit_command(args) if args.action == "fit" else compare_command(args)
+    parser.add_argument("action", choices=["fit", "check", "compare"])
+    parser.add_argument("model", type=Path, metavar="MODEL.json")
+    parser.add_argument("logs", nargs="+", metavar="LOG|RESULT.json")
+    parser.add_argument("--like", type=Path, default=sweep.ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json",
+                        help="cost model with what is not fitted (default: %(default)s)")
+    parser.add_argument("--like-weight", type=float, default=0.001, help="how much of the fit --like has against the logs")
+    parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:cut])
+    args.flags = words[cut + 1:]
+    if args.action == "fit":
+        return do_fit(args)
+    if args.action == "compare":
+        return do_compare(args)
+    print(residuals(json.loads(args.model.read_text()), observe(args.logs)))
 
 
 if __name__ == "__main__":

@@ -1,312 +1,200 @@
 #!/usr/bin/env python3
-"""Load runs on a real server: a closed loop of equal requests, over policies, presets, models and concurrencies.
+"""Runs loads under memory pressure on a GPU, one `elastickv replay` after another, and tables what came out.
 
-  gpu_load.py run   OUT [options] [-- SERVE_FLAGS...]   every cell that OUT has not; one JSON and one step log per cell
-  gpu_load.py plan  OUT [options]                       the cells that `run` would run, with an estimate of their time
-  gpu_load.py table OUT                                 OUT/table.md from the cells of OUT, peers of bench/peers.json beside them
+  gpu_load.py run OUT CELL...   runs the cells that OUT has not, then prints the table
+  gpu_load.py table OUT         the table of the results in OUT, beside vLLM's figures (bench/results/vllm-h200.json)
+  gpu_load.py cells CELL...     prints the commands, one a line
 
-One server serves all concurrencies of a (model, preset, policy), with its prefix cache off. Its cells are whole as soon as
-they end, so a run may be cut off at any time and goes on where it was. Times are the clients', engine figures are from
-/metrics, and what a step costs is from the step log of the time of the cell alone. Plain Python 3, no packages.
+CELL is MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE; each part may be a list with commas, and all combinations are meant:
+llama:elastic,target-only:modern:32,48:4 are four cells of 4 requests per place of the closed loop. MODEL is llama, qwen
+or whatever --model of replay takes. POLICY is one of those below; a file OUT/CELL.json with the result and
+OUT/CELL.jsonl.gz with the step log are written for a cell that has ended, OUT/CELL.log with the output always.
+A cell whose file has another command is run again. `run` exits with 1 if a cell did not end. Needs nothing but Python.
 """
 import argparse
+import gzip
+import itertools
 import json
-import shlex
-import subprocess
+import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from serving import BUILTIN_VOCAB, ROOT, Server, mean, percentile, read_steps, write_tokenizer  # noqa: E402
+import step_log
+import sweep
 
-POLICIES = {"elastic": ["--kv-policy", "elastic"], "target-only": ["--kv-policy", "target-only"],
-            "exact-offload": ["--kv-policy", "exact-offload"], "static8": ["--kv-policy", "static8"],
-            "guaranteed": ["--kv-policy", "elastic", "--admission", "guaranteed"],
-            "eager": ["--kv-policy", "elastic", "--demotion", "eager"]}
-NAMES = {"guaranteed": "elastic, guaranteed", "eager": "elastic, eager"}  # in results
-PERCENTILES = (50, 90, 99, 100)
-HOST_GAP_US = 50  # the most that the device may wait for the host between two steps
-
-
-def cell_name(model, preset, policy, concurrency):
-    return f"{Path(model).name}-{preset}-{policy}-c{concurrency}"
-
-
-def groups_of(args):
-    """(model, preset, policy) -> concurrencies without a result, in the order of the command line."""
-    for model in args.models:
-        for preset in args.presets:
-            for policy in args.policies:
-                missing = [c for c in args.concurrency if args.again or not path_of(args, model, preset, policy, c).exists()]
-                if missing:
-                    yield (model, preset, policy), missing
+MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen3-8b"}
+POLICIES = {"elastic": ["--kv-policy", "elastic"],
+            "target-only": ["--kv-policy", "target-only"],
+            "exact-offload": ["--kv-policy", "exact-offload"],
+            "static8": ["--kv-policy", "static8"],
+            "elastic-guaranteed": ["--kv-policy", "elastic", "--admission", "guaranteed"],
+            "elastic-eager": ["--kv-policy", "elastic", "--demotion", "eager"]}
+PRESETS = ["paper015", "modern"]
+KEEP = ["device", "model", "max_num_batched_tokens", "concurrency", "requests", "completed", "failed", "input_tokens",
+        "output_tokens", "duration_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tokens_per_s", "preemptions",
+        "recomputed_tokens", "preemptions_avoided", "base_exposure", "base_exposure_query_weighted", "demoted_pairs",
+        "promoted_pairs", "demotion_steps", "promotion_steps", "to_host_bytes", "from_host_bytes", "eff300", "mean_waiting",
+        "steps", "log_hash"]
 
 
-def path_of(args, model, preset, policy, concurrency):
-    return args.out / f"{cell_name(model, preset, policy, concurrency)}.json"
+def parse_cells(texts):
+    """Cells as (model, policy, preset, concurrency, per place), each once, in the order given."""
+    cells = {}
+    for text in texts:
+        parts = text.split(":")
+        if len(parts) != 5:
+            sys.exit(f"gpu_load.py: cell '{text}' is not MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE")
+        for cell in itertools.product(*(part.split(",") for part in parts)):
+            check_cell(":".join(cell), *cell[1:])
+            cells[(*cell[:3], int(cell[3]), int(cell[4]))] = None
+    return list(cells)
 
 
-def estimate_s(args, concurrency):
-    """From this run's cells where there are some, otherwise from --guess-tokens-per-s."""
-    tokens = args.rounds * concurrency * args.output_len
-    known = [c["output_tokens_per_s"] for c in load_cells(args.out) if c["concurrency"] <= concurrency]
-    return tokens / max(known or [args.guess_tokens_per_s])
+def check_cell(name, policy, preset, concurrency, per_place):
+    for what, value, known in (("policy", policy, POLICIES), ("preset", preset, PRESETS)):
+        if value not in known:
+            sys.exit(f"gpu_load.py: cell '{name}': there is no {what} '{value}'; known are {', '.join(known)}")
+    for what, value in (("concurrency", concurrency), ("requests per place", per_place)):
+        if not value.isdecimal() or int(value) < 1:
+            sys.exit(f"gpu_load.py: cell '{name}': {what} must be a number >= 1, got '{value}'")
 
 
-def engine_flags(args, preset, policy):
-    """What `serve` and a replay on the simulator have in common."""
-    return ["--no-enable-prefix-caching", "--preset", preset, *POLICIES[policy],
-            "--kv-host-bytes", args.offload_bytes if policy == "exact-offload" else args.host_bytes, *args.engine_flags]
+def file_name(cell):
+    return "_".join(str(part) for part in cell).replace("/", "-")
 
 
-def start_server(args, model, preset, policy):
-    flags = [*engine_flags(args, preset, policy), "--kv-cache-memory-bytes", args.kv_memory, "--device", args.device,
-             "--max-model-len", str(args.input_len + args.output_len), "--shutdown-timeout", "0"]
-    if model in BUILTIN_VOCAB:
-        flags += ["--load-format", "dummy", "--tokenizer", str(write_tokenizer(args.out / "tokenizers" / model, BUILTIN_VOCAB[model]))]
-    name = f"{Path(model).name}-{preset}-{policy}"
-    log = args.out / f"{name}.steps.jsonl"
-    flags += ["--step-log", str(log), *args.serve_flags]
-    return Server(args.elastickv, model, flags, args.out / f"{name}.server.log", ready_s=args.start_limit), log
+def command_of(cell, args):
+    model, policy, preset, concurrency, per_place = cell
+    command = ["--device", args.device, "--model", MODELS.get(model, model), "--load-format", "dummy", "--preset", preset,
+               "--synthetic", f"{concurrency * per_place}:{args.lengths}", "--concurrency", str(concurrency),
+               "--max-num-batched-tokens", str(args.max_num_batched_tokens), "--kv-cache-memory-bytes", args.kv_cache_memory_bytes,
+               "--kv-host-bytes", args.kv_host_bytes, "--no-enable-prefix-caching", *POLICIES[policy], *args.flag]
+    labels = {"policy": policy, "preset": preset, "per_place": per_place}
+    return command + [f"--metadata={key}={value}" for key, value in labels.items()]
 
 
-def bench(args, server, name, concurrency, limit_s, num_prompts, output_len):
-    """The result of `elastickv bench serve`, or None with the reason printed."""
-    tokenizer = server.command[server.command.index("--tokenizer") + 1] if "--tokenizer" in server.command else server.command[2]
-    path = args.out / f"{name}.bench.json"
-    command = [args.elastickv, "bench", "serve", "--host", "127.0.0.1", "--port", str(server.port), "--tokenizer", tokenizer,
-               "--dataset-name", "random", "--random-input-len", str(args.input_len), "--random-output-len", str(output_len),
-               "--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency), "--ignore-eos",
-               "--temperature", "0", "--seed", str(args.seed), "--percentile-metrics", "ttft,tpot,itl,e2el",
-               "--metric-percentiles", ",".join(map(str, PERCENTILES)), "--disable-tqdm", "--save-result",
-               "--result-dir", str(args.out), "--result-filename", path.name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        print(f"{name}: not done after {limit_s:.0f} s: no result", flush=True)
-        return None
-    if done.returncode != 0:
-        print(f"{name}: bench serve ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}", flush=True)
-        return None
-    result = json.loads(path.read_text())
-    path.unlink()
-    return result | {"command": shlex.join(command[1:])}
+def run_cell(cell, args, limit_s):
+    """Runs a cell and keeps it; what went wrong, or an empty text."""
+    command, place = command_of(cell, args), args.out / file_name(cell)
+    place.with_name(place.name + ".json").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "steps.jsonl"
+        result, output = sweep.run_replay(args.elastickv, [*command, "--step-log", str(log)], limit_s)
+        place.with_name(place.name + ".log").write_text(output)
+        if result is None:
+            return reason_of(output)
+        with open(log, "rb") as plain, gzip.open(place.with_name(place.name + ".jsonl.gz"), "wb") as packed:
+            shutil.copyfileobj(plain, packed)
+        extra = step_log.figures(*step_log.read(log))
+    labels = {"command": sweep.shown(command), "cell": ":".join(map(str, cell)), "policy": cell[1], "preset": cell[2],
+              "per_place": cell[4]}
+    kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
+    half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
+    half.write_text(json.dumps(kept, indent=1) + "\n")
+    os.replace(half, place.with_name(place.name + ".json"))
+    return f"{result['failed']} of {result['requests']} requests failed" if result["failed"] else ""
 
 
-def run_cell(args, server, log, group, concurrency, limit_s):
-    model, preset, policy = group
-    name = cell_name(*group, concurrency)
-    before, begin_us = server.metrics(), time.monotonic_ns() // 1000
-    result = bench(args, server, name, concurrency, limit_s, args.rounds * concurrency, args.output_len)
-    if result is None:
-        return None
-    end_us = time.monotonic_ns() // 1000
-    after = server.wait_idle()  # from then on the step log is in the file
-    if after is None:
-        print(f"{name}: the server is not idle 30 s after the last reply", flush=True)
-        return None
-    time.sleep(0.3)  # an idle turn of the engine, which writes the log out
-    steps = read_steps(log, begin_us, end_us)
-    kept = args.out / f"{name}.steps.jsonl"
-    kept.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    cell = {"model": Path(model).name, "preset": preset, "policy": NAMES.get(policy, policy), "concurrency": concurrency,
-            "input_len": args.input_len, "output_len": args.output_len, "device": args.device, "kv": args.kv_memory,
-            "engine_flags": engine_flags(args, preset, policy), "serve_command": shlex.join(server.command[1:]), "bench_command": result["command"], "step_log": kept.name,
-            **client_figures(result), **engine_figures(before, after), "steps": step_figures(steps)}
-    path_of(args, *group, concurrency).write_text(json.dumps(cell, indent=1) + "\n")
-    return cell
+def reason_of(output):
+    """The line that says why the program ended: its last error, or what came last."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("Run with --help")]
+    return ([line for line in lines if " error " in line] or lines)[-1]
 
 
-def client_figures(result):
-    def spread(key):
-        figures = {"mean": result[f"mean_{key}_ms"], **{f"p{p}": result[f"p{p}_{key}_ms"] for p in PERCENTILES}}
-        return figures | {"max": figures.pop("p100")}
-
-    return {"requests": result["num_prompts"], "completed": result["completed"], "duration_s": result["duration"],
-            "input_tokens": result["total_input_tokens"], "output_tokens": result["total_output_tokens"],
-            "output_tokens_per_s": result["output_throughput"], "ttft_ms": spread("ttft"), "tpot_ms": spread("tpot"),
-            "itl_ms": spread("itl"), "e2e_ms": spread("e2el"), "client": result["client"]}
+def is_kept(cell, args):
+    path = args.out / (file_name(cell) + ".json")
+    return path.exists() and json.loads(path.read_text())["command"] == sweep.shown(command_of(cell, args))
 
 
-def engine_figures(before, after):
-    def grown(name):
-        return after.get(name, 0) - before.get(name, 0)
-
-    seen = grown("elastickv:pairs_seen_total")
-    return {"preemptions": int(grown("vllm:num_preemptions_total")),
-            "preemptions_avoided": int(grown("elastickv:preemptions_avoided_total")),
-            "recomputed_tokens": int(grown("elastickv:recomputed_tokens_total")),
-            "demoted_pairs": int(grown("elastickv:demotions_total")), "promoted_pairs": int(grown("elastickv:promotions_total")),
-            "to_host_bytes": int(grown("elastickv:host_copy_bytes_total.to_host")),
-            "from_host_bytes": int(grown("elastickv:host_copy_bytes_total.from_host")),
-            "base_exposure": grown("elastickv:base_pairs_seen_total") / seen if seen else 0.0,
-            "kv_pages": int(sum(after[f"elastickv:kv_pages.{s}"] for s in ("free", "cached", "locked", "held")))}
-
-
-def spread_us(values):
-    return {"mean": mean(values), "p50": percentile(values, 50), "p99": percentile(values, 99), "max": max(values, default=None)}
-
-
-def step_figures(steps):
-    """What the host and the device did per step. What a change of fidelity adds to a step is in calibrate.py's fit."""
-    gaps = [s["host_gap_us"] for s in steps]
-    decodes = [s for s in steps if s["prefill_tokens"] == 0 and s["decode_tokens"] > 0]
-    changed = [s for s in steps if s["demoted_pairs"] + s["promoted_pairs"] > 0]
-    return {"count": len(steps), "decode_only": len(decodes), "with_changes": len(changed),
-            "plan_us": spread_us([s["plan_us"] for s in steps]), "device_us": spread_us([s["device_us"] for s in steps]),
-            "decode_device_us": spread_us([s["device_us"] for s in decodes]), "wait_us": spread_us([s["wait_us"] for s in steps]),
-            "host_gap_us": spread_us(gaps), "gaps_over_50us": sum(g > HOST_GAP_US for g in gaps),
-            "plan_us_with_changes": spread_us([s["plan_us"] for s in changed]),
-            "tokens_per_step": mean(s["prefill_tokens"] + s["decode_tokens"] for s in steps),
-            "max_base_pairs": max((s["resident_base_pairs"] for s in steps), default=0),
-            "min_free_pages": min((s["free_pages"] for s in steps), default=None)}
-
-
-def run(args):
+def run_cells(cells, args):
+    """Runs what is missing within the limits; the cells that did not end well."""
     args.out.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + args.time_limit
-    left, failed = [], 0
-    for group, concurrencies in groups_of(args):
-        def fits(concurrency, extra=0):
-            return time.monotonic() + estimate_s(args, concurrency) * 1.2 + extra < deadline
-
-        if not any(fits(c, args.start_guess) for c in concurrencies):
-            left += [cell_name(*group, c) for c in concurrencies]
+    end, bad = time.monotonic() + args.limit_s, []
+    for number, cell in enumerate(cells, 1):
+        name = f"{number}/{len(cells)} {':'.join(map(str, cell))}"
+        left = end - time.monotonic()
+        if is_kept(cell, args):
+            print(f"{name}: kept", flush=True)
             continue
-        began = time.monotonic()
-        try:
-            server, log = start_server(args, *group)
-        except RuntimeError as error:
-            print(f"{'-'.join(map(str, group))}: {error}", flush=True)
-            failed += len(concurrencies)
-            continue
-        print(f"{Path(group[0]).name} {group[1]} {group[2]}: ready after {time.monotonic() - began:.0f} s", flush=True)
-        # Pages, graphs and buffers that are touched for the first time belong to the start.
-        bench(args, server, f"{Path(group[0]).name}-warmup", 4, args.cell_limit, num_prompts=4, output_len=min(32, args.output_len))
-        for concurrency in concurrencies:
-            if not fits(concurrency):
-                left.append(cell_name(*group, concurrency))
-                continue
-            cell = run_cell(args, server, log, group, concurrency, min(args.cell_limit, deadline - time.monotonic()))
-            failed += cell is None
-            if cell:
-                print("  " + line_of(cell), flush=True)
-            elif server.process.poll() is not None or not server.wait_idle():
-                print(f"the server does not go on:\n{server.tail()}", flush=True)
-                break
-        code = server.stop()
-        log.unlink(missing_ok=True)  # its cells have their parts
-        if code != 0:
-            print(f"{'-'.join(map(str, group))}: the server ended with {code}:\n{server.tail()}", flush=True)
-            failed += 1
-    write_table(args.out)
-    if left:
-        print(f"no time left for {len(left)} cells: {' '.join(left)}", flush=True)
-    return 1 if failed else 0
+        start = time.monotonic()
+        problem = run_cell(cell, args, min(args.cell_limit_s, left)) if left > args.least_s else "no time left for it"
+        print(f"{name}: {problem or 'done'}, {time.monotonic() - start:.0f} s", flush=True)
+        bad += [cell] if problem else []
+    return bad
 
 
-def line_of(cell):
-    steps = cell["steps"]
-    return (f"c{cell['concurrency']}: TTFT {cell['ttft_ms']['mean'] / 1e3:.2f} s, P90 {cell['ttft_ms']['p90'] / 1e3:.2f} s, TPOT "
-            f"{cell['tpot_ms']['mean']:.2f} ms, {cell['output_tokens_per_s']:.0f} tokens/s, {cell['preemptions']} preemptions, worst ITL "
-            f"{cell['itl_ms']['max'] / 1e3:.2f} s, exposure {100 * cell['base_exposure']:.1f} %, plan {steps['plan_us']['mean'] or 0:.0f} us, gap "
-            f"{steps['host_gap_us']['mean'] or 0:.0f} us, {cell['completed']}/{cell['requests']} in {cell['duration_s']:.0f} s")
+def load_results(folder):
+    runs = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    if not runs:
+        sys.exit(f"gpu_load.py: {folder} has no results; run some cells first")
+    return runs
 
 
-def load_cells(out):
-    cells = [json.loads(path.read_text()) for path in sorted(out.glob("*-c*.json")) if not path.name.endswith(".bench.json")]
-    return [cell for cell in cells if "ttft_ms" in cell]
+def number(value, digits=0, scale=1.0):
+    return "-" if value is None else f"{value * scale:,.{digits}f}"
 
 
-COLUMNS = ["TTFT s", "P90", "TPOT ms", "tokens/s", "preempted", "worst ITL s", "exposure %", "demoted / step", "plan us", "P99",
-           "gap us", "gaps > 50 us %", "device ms"]
+def pair(values, key="p99"):
+    return "-" if not values else f"{values['median']:.0f} / {values[key]:.0f}"
 
 
-def row_of(run):
-    def figure(value, digits, factor=1.0):
-        return "" if value is None else f"{value * factor:.{digits}f}"
+COLUMNS = {"TTFT mean s": lambda r: sweep.seconds(r["ttft_ms"]["mean"]), "P90 s": lambda r: sweep.seconds(r["ttft_ms"]["p90"]),
+           "TPOT ms": lambda r: number(r["tpot_ms"]["mean"], 2), "worst ITL ms": lambda r: number(r["itl_worst_ms"]),
+           "tokens/s": lambda r: number(r["output_tokens_per_s"]), "preempted": lambda r: number(r["preemptions"]),
+           "exposure %": lambda r: number(r.get("base_exposure"), 1, 100),
+           "plan us": lambda r: pair(r.get("plan_us")), "jobs +us": lambda r: pair(r.get("extra_device_us")),
+           "steps with jobs": lambda r: number(r.get("steps_with_jobs")), "host gap us": lambda r: pair(r.get("host_gap_us")),
+           "gap %": lambda r: number(r.get("host_gap_share"), 2, 100), "failed": lambda r: number(r.get("failed"))}
+NOTE = """plan: planning, commit and packing of a step, host; jobs: device time of decode steps that demote, promote or copy, less the
+median of their neighbours of the same batch that do not; host gap: the device had nothing to do. Each as median / p99;
+gap %: the share of the run's time. worst ITL: the longest time between two tokens of a request."""
 
-    steps = run.get("steps") or {}
-    count = steps.get("count") or None
-    return [figure(run["ttft_ms"]["mean"], 2, 1e-3), figure(run["ttft_ms"]["p90"], 2, 1e-3), figure(run["tpot_ms"]["mean"], 2),
-            figure(run["output_tokens_per_s"], 0), figure(run["preemptions"], 0), figure(run["itl_ms"]["max"], 2, 1e-3),
-            figure(run.get("base_exposure"), 2, 100), figure(count and run["demoted_pairs"] / count, 2),
-            *[figure(count and steps[key][part], 0) for key, part in (("plan_us", "mean"), ("plan_us", "p99"), ("host_gap_us", "mean"))],
-            figure(count and steps["gaps_over_50us"] / count, 1, 100), figure(count and steps["device_us"]["mean"], 2, 1e-3)]
+
+def shape(run):
+    """What must be equal for two runs to be compared."""
+    return run["model"], run["concurrency"], run["per_place"], run["max_num_batched_tokens"]
 
 
-def write_table(out):
-    cells = load_cells(out)
-    peers = json.loads((ROOT / "bench/peers.json").read_text())
+def table_text(runs, rivals):
+    """A table for each model, concurrency, count and budget that was run, the rival's rows last."""
     lines = []
-    for model in dict.fromkeys(cell["model"] for cell in cells):
-        rows = [c for c in cells if c["model"] == model]
-        wanted = {c["concurrency"] for c in rows}
-        rows += [p for p in peers["runs"] if p["model"] == model and p["concurrency"] in wanted]
-        rows.sort(key=lambda r: (r["concurrency"], r["preset"] == "peer", r["preset"], r["policy"]))
-        lines += ["", f"**{model}**", "", "| concurrency | preset | policy | " + " | ".join(COLUMNS) + " |", "|---:|---|---|" + "---:|" * len(COLUMNS)]
-        lines += [f"| {r['concurrency']} | {'' if r['preset'] == 'peer' else r['preset']} | {r['policy']} | " + " | ".join(row_of(r)) + " |" for r in rows]
-    (out / "table.md").write_text("\n".join(lines) + f"\n\nPeers: {peers['source']}\n")
-    print(f"{out / 'table.md'}: {len(cells)} cells")
-
-
-def plan(args):
-    total = 0.0
-    for group, concurrencies in groups_of(args):
-        for concurrency in concurrencies:
-            total += estimate_s(args, concurrency)
-            print(f"{cell_name(*group, concurrency)}: about {estimate_s(args, concurrency):.0f} s")
-        total += args.start_guess
-    print(f"together about {total:.0f} s, starts of {args.start_guess} s among them")
-    return 0
-
-
-def names(known=None):
-    def parse(text):
-        values = text.split(",")
-        for value in values:
-            if known and value not in known:
-                raise argparse.ArgumentTypeError(f"'{value}' is none of {', '.join(known)}")
-        return values
-    return parse
+    for key in sorted({shape(run) for run in runs}):
+        model, concurrency, per_place, budget = key
+        rows = sorted((r for r in runs if shape(r) == key), key=lambda r: (r["preset"], list(POLICIES).index(r["policy"])))
+        rows += [r for r in rivals["runs"] if shape(r) == key]
+        lines += ["", f"**{model}, {concurrency} at a time, {per_place} requests per place, budget {budget}**", ""]
+        lines += sweep.markdown(["policy", "preset"], list(COLUMNS), ([r["policy"], r.get("preset", "-")] +
+                                                                    [column(r) for column in COLUMNS.values()] for r in rows))
+    return "\n".join(lines + ["", NOTE, f"vLLM: {rivals['source']}, {rivals['date']}."])
 
 
 def main():
-    arguments, serve_flags = split(sys.argv[1:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "plan", "table"])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--elastickv", default=str(ROOT / "build/release/elastickv"))
-    parser.add_argument("--models", type=names(), default=["llama-3.1-8b"], help="built-in names (random weights) or folders")
-    parser.add_argument("--presets", type=names(["paper015", "modern"]), default=["modern"])
-    parser.add_argument("--policies", type=names(POLICIES), default=["elastic", "target-only", "exact-offload", "static8"])
-    parser.add_argument("--concurrency", type=lambda t: [int(v) for v in t.split(",")], default=[16, 32, 38, 48, 96])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--kv-memory", default="20G", help="KV pool (20G = 20 GiB)")
-    parser.add_argument("--host-bytes", default="24G", help="host memory for low bytes")
-    parser.add_argument("--offload-bytes", default="48G", help="host memory of exact-offload")
-    parser.add_argument("--engine-flags", type=str.split, default=[], help="more flags of scheduler and KV, in one text: '--sink-pairs 1'")
-    parser.add_argument("--input-len", type=int, default=4096)
-    parser.add_argument("--output-len", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=4, help="requests per client")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cell-limit", type=float, default=240, help="s; a cell that takes longer has no result")
-    parser.add_argument("--time-limit", type=float, default=560, help="s for all; no cell begins that would not end in it")
-    parser.add_argument("--start-limit", type=float, default=240, help="s for a server to be ready")
-    parser.add_argument("--start-guess", type=float, default=60, help="s, for the estimate")
-    parser.add_argument("--guess-tokens-per-s", type=float, default=2300, help="for the estimate while there is no cell")
-    parser.add_argument("--again", action="store_true", help="cells that have a result too")
-    args = parser.parse_args(arguments)
-    args.serve_flags = serve_flags
-    args.out = args.out.resolve()
-    return {"run": run, "plan": plan, "table": lambda a: write_table(a.out)}[args.action](args)
-
-
-def split(arguments):
-    """What comes before a `--` and what after it."""
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:at], arguments[at + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="policies: " + ", ".join(POLICIES))
+    parser.add_argument("action", choices=["run", "table", "cells"])
+    parser.add_argument("places", nargs="+", metavar="OUT|CELL")
+    parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--lengths", default="4096:1024", metavar="INPUT:OUTPUT", help="tokens of each request")
+    parser.add_argument("--kv-cache-memory-bytes", default="20G")
+    parser.add_argument("--kv-host-bytes", default="64G", help="for whole pairs or low planes; of these the engine takes "
+                        "what the pool can use, policies without take none")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--flag", action="append", default=[], help="another flag of replay, as --flag=--enforce-eager")
+    parser.add_argument("--cell-limit-s", type=float, default=240, help="a cell is ended after it")
+    parser.add_argument("--limit-s", type=float, default=540, help="of all cells together; what does not fit is left out")
+    parser.add_argument("--least-s", type=float, default=20, help="no cell is begun with less time left")
+    args = parser.parse_args()
+    cells = parse_cells(args.places if args.action == "cells" else args.places[1:])
+    if args.action == "cells":
+        return print("\n".join(f"elastickv replay {sweep.shown(command_of(cell, args))}" for cell in cells))
+    args.out = Path(args.places[0])
+    bad = run_cells(cells, args) if args.action == "run" else []
+    print(table_text(load_results(args.out), json.loads((sweep.RESULTS / "vllm-h200.json").read_text())))
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -109,12 +109,23 @@ def ablation(traces):
 SWEEPS = {f.__name__: f for f in (concurrency, sharegpt, mooncake, replicas, ablation)}
 
 
-def replay(program, command):
+def run_replay(program, command, timeout_s=None):
+    """The result of one `elastickv replay`, or None; and what the program wrote."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        done = subprocess.run([program, "replay", *command, "--quiet", "--json", file.name], capture_output=True, text=True)
-        if done.returncode != 0 and "requests failed" not in done.stderr:
-            return None, done.stderr.strip()
-        result = json.loads(Path(file.name).read_text())
+        try:
+            done = subprocess.run([program, "replay", *command, "--json", file.name], text=True, timeout=timeout_s,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except subprocess.TimeoutExpired as late:
+            return None, f"{(late.stdout or b'').decode(errors='replace')}\nno end within {timeout_s:.0f} s"
+        if done.returncode != 0 and "requests failed" not in done.stdout:
+            return None, f"exit status {done.returncode}\n{done.stdout.strip()}"
+        return json.loads(Path(file.name).read_text()), done.stdout
+
+
+def replay(program, command):
+    result, output = run_replay(program, [*command, "--quiet"])
+    if result is None:
+        return None, output
     return {"command": shown(command)} | {key: rounded(result.get(key)) for key in KEEP}, ""
 
 
@@ -192,11 +203,15 @@ def table(heads, rows, columns, runs):
         group = sorted((r for r in runs if tuple(r[h] for h in heads) == head), key=lambda r: order_of(r, rows))
         if head:
             lines += ["", "**" + ", ".join(f"{h} {v:g}" if isinstance(v, float) else str(v) for h, v in zip(heads, head)) + "**"]
-        lines += ["", "| " + " | ".join(rows + columns) + " |", "|" + "---|" * len(rows) + "---:|" * len(columns)]
-        for run in group:
-            values = [f"{run[r]:g}" if isinstance(run[r], (int, float)) else str(run[r]) for r in rows]
-            lines.append("| " + " | ".join(values + [cells(run)[c] for c in columns]) + " |")
+        values = [[f"{run[r]:g}" if isinstance(run[r], (int, float)) else str(run[r]) for r in rows] for run in group]
+        lines += ["", *markdown(rows, columns, (v + [cells(run)[c] for c in columns] for v, run in zip(values, group)))]
     return "\n".join(lines) + "\n"
+
+
+def markdown(labels, columns, rows):
+    """The lines of a table: labels to the left, figures to the right of their columns."""
+    head = ["| " + " | ".join([*labels, *columns]) + " |", "|" + "---|" * len(labels) + "---:|" * len(columns)]
+    return head + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def order_of(run, rows):

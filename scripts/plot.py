@@ -5,6 +5,10 @@
   plot.py eff      OUT FILE...   Eff@300, preemptions and drain time per trace window, one bar per policy
   plot.py timeline OUT FILE...   offered load, waiting requests and resident BASE pairs over time, one line per policy
 
+The results of bench/gpu_load.py beside those of vLLM:
+
+  plot.py sweep OUT RESULTS/*.json bench/results/vllm-h200.json --only max_num_batched_tokens=8192 --only per_place=4
+
 A file holds one result, a list of results, or {"runs": [...]}; --only KEY=VALUE[,VALUE...] keeps some of them. What a result is called comes from its labels: policy, and
 where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf. Needs
 scripts/requirements-plots.txt.
@@ -22,7 +26,8 @@ matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
 # Okabe and Ito's colours, told apart by colour-blind readers; a policy keeps its colour in every figure.
-COLOURS = {"elastic": "#0072B2", "target-only": "#D55E00", "exact-offload": "#009E73", "static8": "#CC79A7"}
+COLOURS = {"elastic": "#0072B2", "target-only": "#D55E00", "exact-offload": "#009E73", "static8": "#CC79A7",
+           "elastic-guaranteed": "#56B4E9", "elastic-eager": "#E69F00", "vLLM bf16": "#000000", "vLLM fp8": "#888888"}
 SPARE_COLOURS = ["#E69F00", "#56B4E9", "#000000", "#F0E442"]
 STYLES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D"]
@@ -78,15 +83,16 @@ class Look:
 
     def __init__(self, runs):
         self.policies = unique(runs, "policy")
-        self.presets = unique(runs, "preset")
+        self.presets = [p for p in unique(runs, "preset") if p is not None]
         spare = iter(SPARE_COLOURS * len(self.policies))
         self.colour = {p: COLOURS.get(p) or next(spare) for p in self.policies}
 
     def name(self, run):
-        return f"{run['policy']} ({run['preset']})" if len(self.presets) > 1 else str(run["policy"])
+        labelled = len(self.presets) > 1 and run.get("preset") is not None  # another engine has none of our presets
+        return f"{run['policy']} ({run['preset']})" if labelled else str(run["policy"])
 
     def line(self, run):
-        i = self.presets.index(run.get("preset")) % len(STYLES)
+        i = self.presets.index(run["preset"]) % len(STYLES) if run.get("preset") is not None else 0
         return {"color": self.colour[run["policy"]], "linestyle": STYLES[i], "marker": MARKERS[i], "markersize": 4}
 
 
@@ -166,7 +172,7 @@ def draw_eff(runs, out):
         for i, (name, bars) in enumerate(names):
             draw_bars(axis, windows, {r.get("window"): value(r) for r in bars}, (i - (len(names) - 1) / 2) * width, width,
                       {"label": name, "color": look.colour[bars[0]["policy"]],
-                       "hatch": ["", "//", "..", "xx"][look.presets.index(bars[0].get("preset")) % 4]})
+                       "hatch": ["", "//", "..", "xx"][look.presets.index(bars[0]["preset"]) % 4 if bars[0].get("preset") is not None else 0]})
         axis.set_xticks(range(len(windows)), [f"window {w}" if w is not None else "" for w in windows])
         axis.set_title(title, fontsize=10)
         axis.set_ylabel(unit)

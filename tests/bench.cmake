@@ -3,6 +3,14 @@ foreach(name trace report)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_bench)
 endforeach()
 
+# The scripts over replay, as far as they need no more than Python and the program.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+foreach(script gpu_load calibrate)
+  add_test(NAME ${script}_script
+           COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
+  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 120)
+endforeach()
+
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)
 if(NOT IS_DIRECTORY ${traces_beside})

@@ -1,0 +1,128 @@
+"""bench/calibrate.py: chunks and sums of a log, the least squares, and coefficients that are known because the log is of
+the simulator with them.
+
+calibrate_test.py ELASTICKV
+"""
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import calibrate  # noqa: E402
+
+PROGRAM = None
+LIKE = ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json"
+POOL = ["--kv-cache-memory-bytes", "4G", "--kv-host-bytes", "16G", "--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"]
+
+
+def truth():
+    """A machine that differs from `like` in every term that a log can show."""
+    model = json.loads(LIKE.read_text())
+    model["name"] = "truth"
+    model["step"].update(fixed_us=0, per_seq_us=21)
+    model["forward"]["tokens_us"] = [[1, 6100], [128, 6400], [2048, 38000]]
+    model["prefill_attention"].update(per_chunk_us=300, per_key_us=0.0021)
+    model["decode_attention"].update(fixed_us=450, base_factor=1.3, bytes_per_us=3e6)
+    model["demotion"].update(fixed_us=90, per_pair_us=6)
+    model["promotion"].update(fixed_us=70, per_pair_us=5)
+    return model
+
+
+def simulate(model, log, *flags):
+    command = [PROGRAM, "replay", "--device", "sim", "--cost-model", str(model), "--quiet", "--step-log", str(log), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def script(*arguments):
+    return subprocess.run([sys.executable, str(ROOT / "bench/calibrate.py"), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=60)
+
+
+class LeastSquares(unittest.TestCase):
+    def test_known_coefficients_come_back_and_none_is_negative(self):
+        for seed in range(40):
+            rng = random.Random(seed)
+            known = [rng.choice([0, rng.uniform(1e-6, 1e3)]) for _ in range(6)]
+            rows = [[rng.random() * 10 ** i for i in range(6)] for _ in range(50)]
+            found = calibrate.non_negative_least_squares(rows, [sum(a * b for a, b in zip(row, known)) for row in rows])
+            for i, (a, b) in enumerate(zip(found, known)):
+                self.assertAlmostEqual(a * 10 ** i, b * 10 ** i, delta=1e-4 * sum(k * 10 ** j for j, k in enumerate(known)) + 1e-9,
+                                       msg=f"seed {seed}, coefficient {i}")
+
+    def test_the_best_point_of_noisy_data_satisfies_the_optimality_conditions(self):
+        for seed in range(40):
+            rng = random.Random(seed)
+            rows = [[rng.gauss(0, 1) for _ in range(5)] + [0] for _ in range(30)]
+            values = [rng.gauss(0, 1) for _ in rows]
+            found = calibrate.non_negative_least_squares(rows, values)
+            self.assertIsNone(found.pop())
+            off = [v - sum(a * b for a, b in zip(row, found)) for row, v in zip(rows, values)]
+            for i, x in enumerate(found):
+                slope = sum(row[i] * o for row, o in zip(rows, off))
+                self.assertGreaterEqual(x, 0, f"seed {seed}")
+                self.assertLess(slope, 1e-6, f"seed {seed}")
+                self.assertLess(abs(slope) if x > 0 else 0, 1e-6, f"seed {seed}")
+
+
+class Fit(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        place = Path(cls.folder.name)
+        cls.model, cls.fitted, cls.logs = place / "truth.json", place / "fitted.json", [place / "a.jsonl", place / "b.jsonl"]
+        cls.model.write_text(json.dumps(truth()))
+        simulate(cls.model, cls.logs[0], "--synthetic", "120:700:300", "--request-rate", "14", "--kv-policy", "elastic", *POOL)
+        simulate(cls.model, cls.logs[1], "--synthetic", "60:1500:90", "--concurrency", "22", "--kv-policy", "elastic", *POOL)
+
+    def test_every_step_is_understood_and_priced_as_the_simulator_does(self):
+        for log in self.logs:
+            seen, skipped = calibrate.observations(log)
+            self.assertEqual(skipped, 0)
+            self.assertTrue(any(work.demoted for work, _, _ in seen) or log != self.logs[0])
+            self.assertTrue(any(work.num_long > 1 and work.decodes for work, _, _ in seen) or log != self.logs[0])
+            for work, _, step in seen:  # exact but for the last pair of each sequence, half full on average
+                close = 16 * work.decodes * 131072 / 3e6 + 1
+                self.assertLess(abs(calibrate.model_us(truth(), work) - step["device_us"]), close, step)
+
+    def test_the_fitted_model_predicts_a_run_that_it_has_not_seen(self):
+        done = script("fit", self.fitted, *self.logs)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for policy in ("elastic", "target-only"):
+            flags = ["--synthetic", "80:1200:200", "--concurrency", "24", "--kv-policy", policy, *POOL]
+            other = Path(self.folder.name) / f"{policy}.jsonl"
+            simulate(self.model, other, *flags)
+            compared = script("compare", self.fitted, other, "--elastickv", PROGRAM, "--", *flags)
+            self.assertEqual(compared.returncode, 0, compared.stdout + compared.stderr + done.stdout)
+        self.assertGreater(calibrate.measured(other)["preemptions"], 0)
+        wrong = script("compare", LIKE, other, "--elastickv", PROGRAM, "--", *flags)  # the bounds can be missed
+        self.assertEqual(wrong.returncode, 1, wrong.stdout + wrong.stderr)
+
+    def test_a_stall_of_the_machine_does_not_move_the_fit(self):
+        seen, _ = calibrate.observations(self.logs[0])
+        like = json.loads(LIKE.read_text())
+        shaken = [(work, us + (20000 if i % 97 == 5 else 0), step) for i, (work, us, step) in enumerate(seen)]
+        for clean, other in zip(calibrate.fit(seen, like, 0.02)[1], calibrate.fit(shaken, like, 0.02)[1]):
+            self.assertAlmostEqual(clean or 0, other or 0, delta=0.05 * max(clean or 0, 1e-9) + 1e-6 if (clean or 0) < 100 else 100)
+
+    def test_what_the_logs_do_not_have_stays_as_it_was(self):
+        log = Path(self.folder.name) / "plain.jsonl"
+        simulate(self.model, log, "--synthetic", "40:700:100", "--concurrency", "4", "--kv-policy", "target-only", *POOL)
+        done = script("fit", self.fitted, log)
+        self.assertIn("not in these logs", done.stdout)
+        fitted, like = json.loads(self.fitted.read_text()), json.loads(LIKE.read_text())
+        self.assertEqual(fitted["demotion"], like["demotion"])
+        self.assertEqual(fitted["decode_attention"]["base_factor"], like["decode_attention"]["base_factor"])
+        self.assertNotEqual(fitted["forward"], like["forward"])
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,109 @@
+"""bench/gpu_load.py and bench/step_log.py: figures of a log written by hand, names of cells, and a whole run on the CPU.
+
+gpu_load_test.py ELASTICKV
+"""
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu_load  # noqa: E402
+import step_log  # noqa: E402
+
+PROGRAM = None
+SMALL = ["--device", "cpu", "--lengths", "96:64", "--max-num-batched-tokens", "256", "--kv-cache-memory-bytes", "64M",
+         "--kv-host-bytes", "256M", "--flag=--num-gpu-blocks-override=60", "--flag=--sink-pairs=0", "--flag=--recent-pairs=1",
+         "--flag=--min-demote-pairs=1", "--flag=--min-remaining-tokens=0"]
+
+
+def step(number, device_us, decode=4, prefill=0, plan_us=10, **more):
+    record = {"kind": "step", "start_us": number * 1000, "end_us": number * 1000 + 900, "device_us": device_us, "plan_us": plan_us,
+              "decode_tokens": decode, "prefill_tokens": prefill, "host_gap_us": 5, "wait_us": 3}
+    return record | dict.fromkeys(step_log.JOBS, 0) | more
+
+
+class StepLogFigures(unittest.TestCase):
+    def test_extra_time_is_that_over_quiet_neighbours_of_the_same_batch(self):
+        steps = [step(0, 100), step(1, 102), step(2, 150, demoted_pairs=3), step(3, 104), step(4, 500, decode=5),
+                 step(5, 900, prefill=30), step(6, 90, decode=5, backups_begun=1)]
+        self.assertEqual(step_log.extra_device_us(steps), [150 - 102, 90 - 500])
+
+    def test_a_step_without_such_a_neighbour_is_left_out(self):
+        far = [step(0, 100, demoted_pairs=1)] + [step(i, 1, decode=9) for i in range(1, 20)] + [step(20, 50)]
+        self.assertEqual(step_log.extra_device_us(far), [])
+
+    def test_the_gap_before_the_first_token_is_no_itl(self):
+        figures = step_log.figures([step(0, 100)], [{"gaps_us": [9000, 20, 40]}, {"gaps_us": [7000]}])
+        self.assertEqual(figures["itl_worst_ms"], 0.04)
+        self.assertEqual(figures["host_gap_share"], 5 / 900)
+
+    def test_a_log_of_an_old_build_has_no_gaps(self):
+        old = step(0, 100)
+        del old["host_gap_us"], old["wait_us"]
+        figures = step_log.figures([old], [])
+        self.assertEqual((figures["host_gap_us"], figures["host_gap_share"], figures["wait_us"]), (None, None, None))
+        self.assertEqual(figures["plan_us"], {"median": 10, "p99": 10, "max": 10, "count": 1})
+
+
+class Cells(unittest.TestCase):
+    def test_lists_mean_all_combinations_each_once(self):
+        cells = gpu_load.parse_cells(["llama:elastic,static8:modern:32,48:4", "llama:elastic:modern:48:4"])
+        self.assertEqual(cells, [("llama", p, "modern", c, 4) for p in ("elastic", "static8") for c in (32, 48)])
+
+    def test_a_wrong_part_is_named(self):
+        for cell, what in (("llama:elastic:modern:48", "PER_PLACE"), ("llama:elstic:modern:48:4", "elstic"),
+                           ("llama:elastic:new:48:4", "'new'"), ("llama:elastic:modern:0:4", "concurrency")):
+            with self.assertRaisesRegex(SystemExit, what):
+                gpu_load.parse_cells([cell])
+
+
+class WholeRun(unittest.TestCase):
+    def call(self, *arguments):
+        return subprocess.run([sys.executable, str(BENCH / "gpu_load.py"), *arguments, "--elastickv", PROGRAM], text=True,
+                              capture_output=True, timeout=60)
+
+    def test_every_policy_runs_once_and_is_tabled_from_the_files(self):
+        with tempfile.TemporaryDirectory() as out:
+            cells = [f"tiny:{','.join(gpu_load.POLICIES)}:modern:8:2", "tiny:elastic-eager:paper015:8:2"]
+            first = self.call("run", out, *cells, *SMALL)
+            self.assertEqual(first.returncode, 0, first.stdout + first.stderr)
+            results = {r["cell"]: r for r in gpu_load.load_results(out)}
+            self.assertEqual(len(results), 1 + len(gpu_load.POLICIES))
+            elastic = results["tiny:elastic:modern:8:2"]
+            self.assertEqual((elastic["completed"], elastic["output_tokens"]), (16, 1024))
+            self.assertGreater(elastic["demoted_pairs"], 0)
+            self.assertGreater(elastic["plan_us"]["count"], 0)
+            self.assertGreater(results["tiny:target-only:modern:8:2"]["preemptions"], 0)
+            with gzip.open(Path(out) / "tiny_elastic_modern_8_2.jsonl.gz", "rt") as log:
+                self.assertEqual(json.loads(log.readline())["kind"], "step")
+            second = self.call("run", out, *cells, *SMALL)
+            self.assertEqual(second.stdout.count(": kept"), len(results))
+            self.assertEqual(second.stdout.count("| elastic-eager |"), 2)
+            self.assertIn(self.call("table", out).stdout.strip(), second.stdout)
+            changed = self.call("run", out, "tiny:elastic:modern:8:2", *SMALL, "--flag=--max-num-seqs=4")
+            self.assertNotIn(": kept", changed.stdout)
+
+    def test_what_does_not_end_in_time_or_fails_leaves_no_result(self):
+        with tempfile.TemporaryDirectory() as out:
+            kept = self.call("run", out, "tiny:elastic:modern:8:1", *SMALL)
+            self.assertEqual(kept.returncode, 0, kept.stdout)
+            late = self.call("run", out, "tiny:elastic:modern:8:2000", *SMALL, "--cell-limit-s", "0.5")
+            self.assertEqual(late.returncode, 1)
+            self.assertIn("no end within", late.stdout)
+            wrong = self.call("run", out, "tiny:static8:modern:8:1", *SMALL, "--flag=--max-num-seqs=0")
+            self.assertEqual(wrong.returncode, 1)
+            self.assertIn("max-num-seqs", wrong.stdout)
+            none = self.call("run", out, "tiny:static8:modern:8:1", *SMALL, "--limit-s", "1")
+            self.assertIn("no time left", none.stdout)
+            self.assertEqual([r["cell"] for r in gpu_load.load_results(out)], ["tiny:elastic:modern:8:1"])
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    unittest.main()
