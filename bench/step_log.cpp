@@ -84,6 +84,10 @@ void StepLog::write(int64_t step, int replica, const StepRecord& r) {
                              {"base_pairs_seen", r.base_pairs_seen},
                              {"query_pairs_seen", r.query_pairs_seen},
                              {"query_base_pairs_seen", r.query_base_pairs_seen},
+                             {"prefill_chunks", r.num_prefill_chunks},
+                             {"prefill_keys", r.prefill_keys},
+                             {"decode_keys", r.decode_keys},
+                             {"decode_base_pairs", r.decode_base_pairs},
                              {"path", int64_t(r.path)}};
   write("step", fields);
 }
@@ -125,6 +129,10 @@ void StepLog::write(const char* kind, std::span<const LogField> fields, const ch
   }
   fmt::format_to(out, "}}\n");
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) failed_ = true;
+}
+
+void StepLog::flush() {
+  if (file_ && std::fflush(file_) != 0) failed_ = true;
 }
 
 uint64_t StepLog::hash() const { return XXH3_64bits_digest(&hasher_->state); }

@@ -36,6 +36,7 @@ class StepLog {
   // The hash covers kind, values and list, not the names.
   void write(const char* kind, std::span<const LogField> fields, const char* list_name = nullptr,
              std::span<const int64_t> list = {});
+  void flush();  // what was written is in the file for others to read
   uint64_t hash() const;
   Status close();  // io errors of all writes; the hash stays readable
 

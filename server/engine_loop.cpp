@@ -171,6 +171,7 @@ void EngineLoop::on_step(const StepRecord& record) {
   num_running_ = record.num_running;
   num_waiting_ = record.num_waiting;
   metrics_.on_step(record);
+  if (config_.on_step) config_.on_step(record);
 }
 
 void EngineLoop::cancel_all() {

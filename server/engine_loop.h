@@ -70,6 +70,8 @@ class Generation {
 struct EngineLoopConfig {
   int max_queued = 0;           // sequences that may wait for a place in the batch; 0: no limit
   int64_t hang_us = 300000000;  // a step that takes longer makes healthy() false
+  // Engine thread, after every report of the engine; must be quick. Empty: nobody listens.
+  std::function<void(const StepRecord&)> on_step;
 };
 
 // Fatal-error policy: an exception out of a step (a DeviceError: the device is lost) is logged in one line,

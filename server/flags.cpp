@@ -72,6 +72,9 @@ void add_limit_flags(CLI::App& app, ServeFlags& flags) {
                  "seconds of one step after which /health says 503")
       ->check(CLI::Range(1, kMostSeconds))
       ->capture_default_str();
+  app.add_option(
+      "--step-log", flags.step_log,
+      "file for a JSON line per step: times in us, work, pages, changes of fidelity (default: none)");
 }
 
 void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {

@@ -38,6 +38,7 @@ struct ServeFlags {
   int max_queued = 0;  // sequences; 0: no limit
   int shutdown_timeout_s = 30;
   int watchdog_timeout_s = 300;
+  std::string step_log;  // file; empty: none
 };
 
 // What the command line asks for: serve with these flags, or print `text` and exit with `exit_code`.

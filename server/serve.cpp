@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "backend/device.h"
+#include "bench/step_log.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "elastickv/tokenizer.h"
@@ -179,23 +180,35 @@ sigset_t block_signals() {
   return signals;
 }
 
-ServiceConfig service_config(const ServeFlags& flags) {
+// Reports of an engine that has nothing to do are not steps, and the moment to let others read.
+std::function<void(const StepRecord&)> writer_of(StepLog& log) {
+  return [&log, step = int64_t(0)](const StepRecord& record) mutable {
+    if (record.plan_us > 0 || record.device_us > 0)
+      log.write(step++, 0, record);
+    else
+      log.flush();
+  };
+}
+
+ServiceConfig service_config(const ServeFlags& flags, StepLog& log) {
   return {.http = flags.http,
           .routes = {.version = version_text(),
                      .api_keys = flags.api_keys,
                      .allowed_origins = flags.allowed_origins,
                      .log_requests = flags.log_requests,
                      .echo_request_id = flags.echo_request_id},
-          .loop = {.max_queued = flags.max_queued, .hang_us = int64_t(flags.watchdog_timeout_s) * 1000000}};
+          .loop = {.max_queued = flags.max_queued,
+                   .hang_us = int64_t(flags.watchdog_timeout_s) * 1000000,
+                   .on_step = flags.step_log.empty() ? nullptr : writer_of(log)}};
 }
 
-int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> backend,
+int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> backend, StepLog& log,
         const sigset_t& signals) {
   const SteadyClock clock;
   std::atomic<bool> engine_failed = false;
   std::optional<ExitGuard> guard;  // outlives the service, whose destructor waits for its threads
   Service service(
-      service_config(flags), loaded.served, loaded.engine, backend->info().num_pages,
+      service_config(flags, log), loaded.served, loaded.engine, backend->info().num_pages,
       [&](EngineListener& listener) {
         return std::make_unique<Engine>(loaded.engine, std::move(backend), clock, listener);
       },
@@ -261,6 +274,11 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
     log_error(loaded.error().message);
     return kExitNotStarted;
   }
+  const Result<std::unique_ptr<StepLog>> log = StepLog::open(flags.step_log);
+  if (!log) {
+    log_error(log.error().message);
+    return kExitNotStarted;
+  }
   const sigset_t signals = block_signals();
   Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
                                                   {.device = loaded->device,
@@ -273,7 +291,10 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   }
   report(*loaded, **backend);
   warn_of_format(*loaded);
-  return run(flags, *loaded, *std::move(backend), signals);
+  const int code = run(flags, *loaded, *std::move(backend), **log, signals);
+  const Status incomplete = (*log)->close();
+  if (incomplete) log_error(incomplete->message);
+  return incomplete && code == 0 ? kExitNotStarted : code;
 }
 
 }  // namespace ekv

@@ -190,6 +190,13 @@ void Engine::count_fidelity(Flight& flight) {
   record.restores_begun = int(plan.restores.size());
   record.backups_begun = int(plan.backups.size());
   record.shortage = planner_.shortage(), record.reserve = planner_.reserve();
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const int64_t rows = plan.chunks[i].num_tokens, keys = flight.packed.kv_len[i];
+    if (rows > 1)  // the last row sees all keys, each one before it one less
+      ++record.num_prefill_chunks, record.prefill_keys += rows * keys - rows * (rows - 1) / 2;
+    else
+      record.decode_keys += keys, record.decode_base_pairs += flight.packed.base_runs[i].count;
+  }
 }
 
 void Engine::count_copies(StepRecord& record) {

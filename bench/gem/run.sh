@@ -18,7 +18,7 @@ job() {  # TREE SOURCE OBJECT
   esac
 }
 {
-  for tree in "$build"/skinny_*/; do job "$tree" "$tree/kernels/skinny_gemm.cu" "${tree}kernel.o"; done
+  for tree in "$build"/skinny_*/ "$build"/bug_*/; do job "$tree" "$tree/kernels/skinny_gemm.cu" "${tree}kernel.o"; done
   for tree in "$build"/plan_*/; do job "$tree" "$tree/kernels/decode_plan.cu" "${tree}kernel.o"; done
   job . src/base.cpp "$build/base.o"
   job . bench/bench_device.cu "$build/device.o"
@@ -33,6 +33,8 @@ libs="$build/base.o -lfmt -lspdlog -lpthread"
 link() { local out=$1; shift; $nvcc -arch=sm_90a -o "$out" "$@" $libs; }
 link "$build/test" "$build"/{test,ops,split}.o "$build/skinny_base/kernel.o" -lgtest -lgtest_main
 link "$build/test_wide" "$build"/{test,ops,split}.o "$build/skinny_wide/kernel.o" -lgtest -lgtest_main
+for tree in "$build"/bug_*/; do link "${tree}test" "$build"/{test,ops,split}.o "${tree}kernel.o" -lgtest -lgtest_main & done
+wait
 for tree in "$build"/skinny_*/; do
   link "${tree}bench" "$build"/{gemm_bench,device,layer_ops,split}.o "${tree}kernel.o" -lcublasLt
 done
@@ -47,6 +49,13 @@ timeout 60 "$build/test_wide" --gtest_brief=1 2>&1 | tail -n 8
 for tool in memcheck racecheck synccheck initcheck; do
   timeout 40 "$sanitizer" --tool $tool --error-exitcode 9 "$build/test" --gtest_brief=1 --gtest_filter='Tails*' > "$build/$tool.log" 2>&1 &&
     echo "$tool: clean" || { echo "$tool: FAILED"; grep -vE '^\[' "$build/$tool.log" | head -n 12; } &
+done
+wait
+for tree in "$build"/bug_*/; do
+  {
+    timeout 40 "${tree}test" > "${tree}log" 2>&1 && echo "bug SURVIVED: $(basename "$tree")" ||
+      echo "bug caught: $(basename "$tree"): $(grep -m1 -oE 'FAILED  \] [A-Za-z/]+\.[A-Za-z/0-9]+' "${tree}log")"
+  } &
 done
 wait
 for tree in "$build"/skinny_*/; do

@@ -84,6 +84,21 @@ for old, new in (("ring.take(w)", "ring.take(i, w)"), ("      ring.refill(step +
     text = text.replace(old, new, 1)
 path.write_text(text)
 
+for name, old, new in (
+    ("x_past_the_part", "step < slice.steps && input < slice.end;", "step < slice.steps;"),
+    ("end_of_part", "last = strides * (part + 1) / a.split", "last = strides * part / a.split + 1"),
+    ("rows_of_the_mma", "{low.x, high.x, low.y, high.y}", "{low.x, low.y, high.x, high.y}"),
+    ("copy_not_waited_for", "cp_async_wait<kRing - 1>", "cp_async_wait<kRing>"),
+    ("step_copied_twice", "copy(step + kRing, place_)", "copy(step + kRing - 1, place_)"),
+    ("sums_of_a_warp_lost", "warp < kWarps; ++warp) sum", "warp < kWarps - 1; ++warp) sum"),
+    ("sums_of_a_part_lost", "part < a.split; ++part)", "part < a.split - 1; ++part)"),
+    ("outputs_past_the_last", "  if (output >= a.outputs) return;\n", ""),
+    ("last_row_of_w", "(a.outputs - 1 - row) / 8 + 1)", "(a.outputs - 1 - row) / 8)"),
+    ("stride_of_y", "size_t(row) * a.out_stride", "size_t(row) * a.outputs"),
+    ("kernels_ahead_not_waited_for", "  wait_for_kernels_ahead();\n", ""),
+):
+    change("bug_" + name, "skinny_gemm.cu", (old, new))
+
 tree("plan_now")
 change("plan_cluster4", "decode_plan.cu", ("kMaxCluster = 8", "kMaxCluster = 4"))
 change("plan_warps4", "decode_plan.cu", ("kFewPlanWarps = 8", "kFewPlanWarps = 4"))

@@ -52,6 +52,10 @@ struct StepRecord {
   int64_t to_host_bytes = 0, from_host_bytes = 0;
   int64_t pairs_seen = 0, base_pairs_seen = 0;              // each chunk once,
   int64_t query_pairs_seen = 0, query_base_pairs_seen = 0;  // or once for each of its tokens
+  // What attention costs depends on: keys visible to each token of the chunks of several tokens, summed, and
+  // the keys of the other chunks with how many of their pairs are BASE.
+  int num_prefill_chunks = 0, decode_base_pairs = 0;
+  int64_t prefill_keys = 0, decode_keys = 0;
   KvPath path = KvPath::native;
   int64_t clamped_values = 0;  // KV values that were cut to what the number format holds
 };

@@ -83,8 +83,9 @@ void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences
   }
 }
 
-// The most pages that a sequence needs in any step when every pair that may be BASE is. They are most in the
-// last chunk of the prompt, all of which is TARGET, or at the last token. The pages only grow in between.
+// The most pages that a sequence needs in any step to come when every pair that may be BASE is. They are most at
+// the last token or, while the prompt is computed, in its last chunk, all of which is TARGET; the step after that
+// one may demote them. The pages only grow in between.
 void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) const {
   const FidelityConfig& f = config_.fidelity;
   const double cap = may_demote() ? s.base_cap() : 0.0;
@@ -101,7 +102,9 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) co
   const int longest =
       c.max_chunk_tokens > 0 ? std::min(c.max_chunk_tokens, c.max_step_tokens) : c.max_step_tokens;
   const int prompt = s.num_prompt();
-  view.peak_pages = std::max(pages(last - 1, last), pages(std::max(0, prompt - longest), prompt));
+  view.peak_pages = pages(last - 1, last);
+  if (s.num_computed < prompt)
+    view.peak_pages = std::max(view.peak_pages, pages(std::max(0, prompt - longest), prompt));
   view.peak_slots = needs_slots ? slots : 0;
 }
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -174,6 +175,33 @@ TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
       for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
         ASSERT_EQ(few[i], y[i]) << rows << " rows, split " << split << ", element " << i;
     }
+  }
+}
+
+// Each product reads what the one before has written: 40 permutations, one after the other, move values and
+// round none.
+TEST(SkinnyGemmChain, WaitsForWhatIsAhead) {
+  constexpr int kSize = 1024, kProducts = 40, kRows = 3;
+  std::mt19937 rng(5);
+  std::vector<int> from(kSize);
+  for (int i = 0; i < kSize; ++i) from[i] = i;
+  std::shuffle(from.begin(), from.end(), rng);
+  std::vector<uint16_t> w(size_t(kSize) * kSize, half_bits(0)), x;
+  for (int o = 0; o < kSize; ++o) w[size_t(o) * kSize + from[o]] = half_bits(1);
+  for (int i = 0; i < kRows * kSize; ++i) x.push_back(half_bits(int(rng() % 2000)));
+  for (int split : find_skinny(kRows, kSize, kSize)) {
+    const DeviceVector<uint16_t> d_w(w);
+    DeviceVector<uint16_t> d_x[2] = {DeviceVector<uint16_t>(x), DeviceVector<uint16_t>(x.size(), kPoison)};
+    std::vector<uint16_t> want = x;
+    for (int n = 0; n < kProducts; ++n) {
+      SkinnyGemmArgs a;
+      a.w = d_w.data(), a.x = d_x[n % 2].data(), a.y = d_x[1 - n % 2].data();
+      a.rows = kRows, a.outputs = a.inputs = a.out_stride = kSize, a.split = split;
+      launch_skinny_gemm(a, nullptr);
+      const std::vector<uint16_t> before = want;
+      for (int i = 0; i < kRows * kSize; ++i) want[i] = before[i / kSize * kSize + from[i % kSize]];
+    }
+    ASSERT_EQ(d_x[kProducts % 2].host(), want) << "split " << split;
   }
 }
 

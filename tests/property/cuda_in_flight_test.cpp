@@ -152,6 +152,99 @@ TEST_P(CudaInFlight, GraphsAndStepsInFlightChangeNoBit) {
   EXPECT_EQ(run({.eager = false, .in_flight = 2, .path = KvPath::general}, seed), want) << "general";
 }
 
+// Three sequences decode as a batch of four. The fourth has the slot 0 of nobody: who has page 0 keeps its
+// keys.
+TEST_P(CudaInFlight, PaddingTouchesNoPage) {
+  EngineConfig config;
+  config.kv.num_pages = kPages;
+  config.max_model_len = 1024;
+  config.scheduler.max_step_seqs = 8;
+  std::vector<uint32_t> bits;
+  for (const bool company : {false, true}) {
+    auto made = make_cuda_backend(*model_, config, {});
+    ASSERT_TRUE(made) << made.error().message;
+    Backend& device = **made;
+    std::vector<int32_t> pages = all_pages(kPages);
+    DrivenSequence first = driven({5, 6, 7, 8, 9, 10});
+    std::vector<DrivenSequence> others{driven({1, 2}), driven({3}), driven({4, 4, 4})};
+    const auto run = [&](std::span<DrivenSequence> all, int count) {
+      DrivenStep step(pages);
+      for (DrivenSequence& s : all) step.add(s, count > 0 ? count : int(s.tokens.size()) - s.num_computed, 0);
+      StepOutput out = step.run(device);
+      for (size_t i = 0; i < out.rows.size(); ++i) all[i].tokens.push_back(out.rows[i].token);
+      return out;
+    };
+    DrivenStep prefill(pages);
+    prefill.add(first, 5);
+    prefill.run(device);
+    ASSERT_EQ(first.pairs[0].even, 0);
+    for (int step = 0; company && step < 4; ++step) run(others, 0);
+    bits.push_back(std::bit_cast<uint32_t>(run({&first, 1}, 1).rows.at(0).logprobs->chosen.logprob));
+  }
+  EXPECT_EQ(bits[0], bits[1]);
+}
+
+// The step in flight decodes a sequence that has ended meanwhile; the next one loads pairs into its pages.
+TEST_P(CudaInFlight, CopiesIntoPagesWaitForTheStepThatReadsThem) {
+  constexpr int kPairs = 4;
+  EngineConfig config;
+  config.kv.num_pages = kPages;
+  config.max_model_len = 1024;
+  config.scheduler.max_step_seqs = 8;
+  config.fidelity.policy = KvPolicy::exact_offload;
+  auto made =
+      make_cuda_backend(*model_, config, {.num_host_slots = kPairs, .host_content = HostContent::whole_pairs});
+  ASSERT_TRUE(made) << made.error().message;
+  Backend& device = **made;
+  std::mt19937 rng(3);
+  const auto tokens = [&] {
+    std::vector<TokenId> all;
+    for (int i = 0; i < kPairs * kPairTokens + 5; ++i)
+      all.push_back(TokenId(rng() % unsigned(model_->config().vocab)));
+    return all;
+  };
+  std::vector<int32_t> pages = all_pages(kPages);
+  const auto transfer = [&](TransferKind kind, const DrivenSequence& s) {
+    std::vector<TransferJob> jobs;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const PairEntry& entry = s.pairs[size_t(pair)];
+      jobs.push_back({kind, entry.even, entry.odd, pair, uint32_t(pair + 1)});
+    }
+    return jobs;
+  };
+  const auto prefill = [&](DrivenSequence& s) {
+    DrivenStep step(pages);
+    step.add(s, int(s.tokens.size()) - 1);
+    step.run(device);
+  };
+  const auto wait_for = [&](size_t done) {
+    for (; done < kPairs; done += device.collect().transfers_done.size()) device.submit({});
+  };
+  DrivenSequence stored = driven(tokens());
+  prefill(stored);
+  const std::vector<TransferJob> out = transfer(TransferKind::store_pair, stored);
+  device.submit({.transfers = out});
+  wait_for(device.collect().transfers_done.size());
+
+  const std::vector<TokenId> text = tokens();
+  std::vector<uint32_t> bits;
+  for (int round = 0; round < 40; ++round) {
+    DrivenSequence s = driven(text);
+    prefill(s);
+    DrivenStep step(pages);
+    step.add(s, 1, 0);
+    step.submit(device);
+    const std::vector<TransferJob> in = transfer(TransferKind::load_pair, s);
+    if (round > 0) device.submit({.transfers = in});  // the first round is undisturbed
+    const StepOutput& decoded = device.collect();
+    bits.push_back(std::bit_cast<uint32_t>(decoded.rows.at(0).logprobs->chosen.logprob));
+    const size_t done = decoded.transfers_done.size();  // a copy of the younger step may have ended by now
+    if (round > 0) wait_for(done + device.collect().transfers_done.size());
+    give_back(s, pages);
+  }
+  EXPECT_EQ(bits, std::vector<uint32_t>(bits.size(), bits[0]));
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, CudaInFlight, testing::Values("tiny-llama", "tiny-qwen3"));
 
 }  // namespace

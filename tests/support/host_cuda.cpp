@@ -63,16 +63,19 @@ void Mark::reach() {
 
 std::vector<HostStream*> streams;
 std::mt19937 draw(1);  // the same draws in every run
-int num_enqueued = 0;
+int until_draw = 0;
 bool lost = false;  // see lose_context()
 
 // What a call returns that has nothing else to say.
 cudaError_t done() { return lost ? cudaErrorIllegalAddress : cudaSuccess; }
 
-// After something was enqueued: the eager streams run as far as they get.
+// After something was enqueued: the eager streams run as far as they get. Most draws last for a few calls, some
+// for whole steps, so that a stream can fall behind another by all of one.
 void run_eager() {
-  if (num_enqueued++ % 3 == 0)
+  if (until_draw-- == 0) {
+    until_draw = draw() % 8 == 0 ? 300 : 2;
     for (HostStream* stream : streams) stream->eager = draw() % 2 == 0;
+  }
   for (bool any = true; any;) {
     any = false;
     for (HostStream* stream : streams)

@@ -277,6 +277,25 @@ TEST(StepPlanner, PeaksAreThoseOfTheLastChunkOrTheLastToken) {
   EXPECT_EQ(peak(request(480, 1, 0)), 30 - (13 - 5));
 }
 
+// A prompt that has been computed can be BASE: what its last chunk needed is promised to the next one.
+TEST(StepPlanner, APromptHoldsItsPeakOnlyWhileItIsComputed) {
+  EngineConfig config = elastic_config();
+  config.scheduler.admission = AdmissionMode::guaranteed;
+  for (const int pages : {24 + 30, 24 + 29}) {  // the first at its end, and the prompt of the second
+    Serving serving(config, pages, 1000);
+    for (int i = 0; i < 2; ++i) serving.add(request(480, 100, 5000 * i));
+    serving.step();
+    EXPECT_EQ(serving.sequences.running().size(), 1u);
+    serving.step();
+    EXPECT_EQ(serving.sequences.running().size(), pages == 24 + 30 ? 2u : 1u);
+    for (int i = 0; i < 1000 && !serving.sequences.empty(); ++i) {
+      serving.step();
+      ASSERT_TRUE(serving.plan.preempted.empty());
+    }
+    EXPECT_TRUE(serving.sequences.empty());
+  }
+}
+
 // With too little host memory for BASE the promise is kept at TARGET size, and nobody waits for ever.
 TEST(StepPlanner, GuaranteedAdmissionWithoutHostMemory) {
   for (int slots : {0, 1, 5, 50}) {
