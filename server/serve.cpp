@@ -277,7 +277,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   const Result<std::unique_ptr<StepLog>> log = StepLog::open(flags.step_log);
   if (!log) {
     log_error(log.error().message);
-    return 1;
+    return kExitNotStarted;
   }
   const sigset_t signals = block_signals();
   Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
@@ -293,9 +293,8 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   warn_of_format(*loaded);
   const int code = run(flags, *loaded, *std::move(backend), **log, signals);
   const Status incomplete = (*log)->close();
-  if (!incomplete) return code;
-  log_error(incomplete->message);
-  return 1;
+  if (incomplete) log_error(incomplete->message);
+  return incomplete && code == 0 ? kExitNotStarted : code;
 }
 
 }  // namespace ekv
