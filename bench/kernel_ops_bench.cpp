@@ -193,10 +193,14 @@ void bench_layer_ops(const Report& report, int rows) {
   report.row("embed 4096, " + std::to_string(rows) + " rows",
              time_graph(2 * sets,
                         [&](int i, cudaStream_t s) {
-                          launch_embed(
-                              {table.data(), tokens.data() + size_t(i % sets) * rows,
-                               out.data() + i % sets * x_values, rows, hidden, 0, vocab, Element::fp16},
-                              s);
+                          launch_embed({.table = table.data(),
+                                        .tokens = tokens.data() + size_t(i % sets) * rows,
+                                        .out = out.data() + i % sets * x_values,
+                                        .num_rows = rows,
+                                        .hidden = hidden,
+                                        .num_tokens = vocab,
+                                        .element = Element::fp16},
+                                       s);
                         }),
              4.0 * x_values);
   report.row("gather_rows 4096, " + std::to_string(rows) + " rows",

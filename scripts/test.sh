@@ -35,7 +35,7 @@ if ((${nvcc_major:-0} >= 12)); then  # the first that knows sm_90a
   cmake --build build/cuda --target ekv_kernels
   scripts/check_kernels.sh
   step "The CUDA backend, with plain C++ in place of kernels and runtime"
-  cmake --build build/cuda --target ekv_cuda cuda_host_tests
+  cmake --build build/cuda --target ekv_cuda cuda_host_tests kernels_bench kernel_ops_bench kernel_gemm_bench gemm_bench
   ctest --test-dir build/cuda --output-on-failure --no-tests=error -j2 -L cuda_host
 else
   step "CUDA code: no nvcc 12 or newer on this machine, not compiled"
