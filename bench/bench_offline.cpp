@@ -72,6 +72,44 @@ Result<std::vector<OfflineEngine::Totals>> measure_latency(const LatencyFlags& f
   return batches;
 }
 
+// {avg_latency, latencies, percentiles}, all in seconds; and, which vLLM does not have, ttft and tpot with mean
+// and percentiles over all requests.
+Json latency_json(const std::vector<OfflineEngine::Totals>& batches) {
+  std::vector<double> latencies, ttft, tpot;
+  for (const OfflineEngine::Totals& batch : batches) {
+    latencies.push_back(batch.elapsed_s);
+    ttft.insert(ttft.end(), batch.ttft_s.begin(), batch.ttft_s.end());
+    tpot.insert(tpot.end(), batch.tpot_s.begin(), batch.tpot_s.end());
+  }
+  const auto percentiles = [](const Distribution& spread) {
+    Json json = Json::object();
+    for (const double percent : kLatencyPercentiles)
+      json[fmt::format("{:g}", percent)] = spread.percentile(percent).value_or(0);
+    return json;
+  };
+  const auto summary = [&](const std::vector<double>& values) {
+    const Distribution spread(values);
+    return Json{{"mean", spread.mean().value_or(0)}, {"percentiles", percentiles(spread)}};
+  };
+  const Distribution spread(latencies);
+  return {{"avg_latency", spread.mean().value_or(0)},
+          {"latencies", latencies},
+          {"percentiles", percentiles(spread)},
+          {"ttft", summary(ttft)},
+          {"tpot", summary(tpot)}};
+}
+
+void print_latency(const Json& json) {
+  fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
+  for (const auto& [percent, value] : json["percentiles"].items())
+    fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
+  for (const char* name : {"ttft", "tpot"})
+    fmt::print("{}: mean {:.3f} ms, median {:.3f}, 99% percentile {:.3f}\n",
+               name == std::string_view("ttft") ? "TTFT" : "TPOT", 1e3 * json[name]["mean"].get<double>(),
+               1e3 * json[name]["percentiles"]["50"].get<double>(),
+               1e3 * json[name]["percentiles"]["99"].get<double>());
+}
+
 struct ThroughputFlags {
   OfflineModelFlags model;
   DatasetOptions dataset;
@@ -213,46 +251,6 @@ std::vector<Request> random_requests(int batch, int input_len, int output_len, i
   }
   return requests;
 }
-
-Json latency_json(const std::vector<OfflineEngine::Totals>& batches) {
-  std::vector<double> latencies, ttft, tpot;
-  for (const OfflineEngine::Totals& batch : batches) {
-    latencies.push_back(batch.elapsed_s);
-    ttft.insert(ttft.end(), batch.ttft_s.begin(), batch.ttft_s.end());
-    tpot.insert(tpot.end(), batch.tpot_s.begin(), batch.tpot_s.end());
-  }
-  const auto percentiles = [](const Distribution& spread) {
-    Json json = Json::object();
-    for (const double percent : kLatencyPercentiles)
-      json[fmt::format("{:g}", percent)] = spread.percentile(percent).value_or(0);
-    return json;
-  };
-  const auto summary = [&](const std::vector<double>& values) {
-    const Distribution spread(values);
-    return Json{{"mean", spread.mean().value_or(0)}, {"percentiles", percentiles(spread)}};
-  };
-  const Distribution spread(latencies);
-  return {{"avg_latency", spread.mean().value_or(0)},
-          {"latencies", latencies},
-          {"percentiles", percentiles(spread)},
-          {"ttft", summary(ttft)},
-          {"tpot", summary(tpot)}};
-}
-
-namespace {
-
-void print_latency(const Json& json) {
-  fmt::print("Avg latency: {:.6f} s\n", json["avg_latency"].get<double>());
-  for (const auto& [percent, value] : json["percentiles"].items())
-    fmt::print("{}% percentile latency: {:.6f} s\n", percent, value.get<double>());
-  for (const char* name : {"ttft", "tpot"})
-    fmt::print("{}: mean {:.3f} ms, median {:.3f}, 99% percentile {:.3f}\n",
-               name == std::string_view("ttft") ? "TTFT" : "TPOT", 1e3 * json[name]["mean"].get<double>(),
-               1e3 * json[name]["percentiles"]["50"].get<double>(),
-               1e3 * json[name]["percentiles"]["99"].get<double>());
-}
-
-}  // namespace
 
 int bench_latency(int argc, const char* const* argv) {
   CLI::App app{"Latency of one batch of requests, without a server.", "elastickv bench latency"};

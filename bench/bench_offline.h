@@ -3,7 +3,6 @@
 // Flags, definitions and result fields are those of `vllm bench latency` and `vllm bench throughput`.
 
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -44,10 +43,6 @@ class OfflineEngine : private EngineListener {
 
 // `batch` requests of random tokens that run to exactly `output_len` tokens; the same for the same seed.
 std::vector<Request> random_requests(int batch, int input_len, int output_len, int vocab, uint64_t seed);
-
-// {avg_latency, latencies, percentiles}, all in seconds; and, which vLLM does not have, ttft and tpot with mean
-// and percentiles over all requests.
-Json latency_json(const std::vector<OfflineEngine::Totals>& batches);
 
 // Exit codes: bench/command.h.
 int bench_latency(int argc, const char* const* argv);

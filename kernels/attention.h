@@ -130,11 +130,4 @@ const PrefillKernel* find_prefill(int head_dim, MatrixUnit at_most = MatrixUnit:
 // nullptr: this build has no such kernel. Ask at start-up, not at the first request.
 const DecodeKernel* find_decode(KvPath path, BaseFormat format, int head_dim, int group);
 
-// What a batch holds, and the least general path that covers it. A caller may force a more general one.
-struct KvMix {
-  bool any_base = false;
-  bool one_run_per_sequence = true;
-};
-KvPath choose_path(KvMix mix, KvPath at_least);
-
 }  // namespace ekv

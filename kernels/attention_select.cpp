@@ -100,13 +100,6 @@ const DecodeKernel* find_decode(KvPath path, BaseFormat format, int head_dim, in
   return nullptr;
 }
 
-KvPath choose_path(KvMix mix, KvPath at_least) {
-  const KvPath needed = !mix.any_base              ? KvPath::native
-                        : mix.one_run_per_sequence ? KvPath::structured
-                                                   : KvPath::general;
-  return std::max(needed, at_least);
-}
-
 void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& workspace, cudaStream_t stream) {
   const DecodeKernel* kernel =
       find_decode(path, args.format, args.shape.head_dim, args.heads / args.shape.kv_heads);

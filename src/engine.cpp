@@ -37,7 +37,7 @@ bool Engine::step() {
   // 2. Policy: what to run, and which pairs change fidelity. Reads counts, writes a plan. A step without a plan
   // waits for copies, if there is nothing else to wait for.
   planner_.plan(kv_, sequences_, flight.plan);
-  const bool waits = num_in_flight_ == 0 && kv_.pairs().num_transfers() > 0;
+  const bool waits = waits_for_copies();
   if (flight.plan.empty() && !waits && num_in_flight_ == 0) {
     report(flight.record);  // commands may have ended sequences
     return false;
@@ -125,8 +125,7 @@ void Engine::launch(Flight& flight) {
   StepRecord& record = flight.record;
   flight.submit_us = clock_.now_us();
   record.plan_us = flight.submit_us - record.start_us;
-  const bool waits = num_in_flight_ == 0 && kv_.pairs().num_transfers() > 0;
-  flight.submitted = !flight.plan.chunks.empty() || !kv_.jobs().empty() || waits;
+  flight.submitted = !flight.plan.chunks.empty() || !kv_.jobs().empty() || waits_for_copies();
   if (!flight.submitted) return;
   const bool device_works = num_in_flight_ > 0 && flights_[oldest_].submitted;
   if (!device_works && collected_us_) record.host_gap_us = flight.submit_us - *collected_us_;

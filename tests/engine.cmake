@@ -1,6 +1,6 @@
 ekv_test(json_test LABEL unit SOURCES unit/json_test.cpp LIBS ekv_base)
 ekv_test(engine_test LABEL core SOURCES unit/engine_test.cpp LIBS ekv_core)
 ekv_test(schedule_invariance_test LABEL core SOURCES property/schedule_invariance_test.cpp LIBS ekv_core)
-ekv_threaded(engine_test)
+ekv_group(threaded engine_test)
 ekv_test(offload_property_test LABEL property SOURCES property/offload_property_test.cpp LIBS ekv_core)
 ekv_test(elastic_property_test LABEL property SOURCES property/elastic_property_test.cpp LIBS ekv_core)

@@ -3,7 +3,7 @@ foreach(name openai choice_memory metrics flags exit_guard)
   ekv_test(${name}_test LABEL unit SOURCES unit/${name}_test.cpp LIBS ekv_server)
 endforeach()
 ekv_test(server_test LABEL e2e SOURCES e2e/server_test.cpp e2e/protocol_test.cpp e2e/lifetime_test.cpp LIBS ekv_server)
-ekv_threaded(server_test)
+ekv_group(threaded server_test)
 
 # A device that is lost, in three forms: tests/support/lose_device.h. serve.cpp belongs to the program.
 set(lost_device e2e/lost_device_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp)
@@ -14,5 +14,5 @@ if(CMAKE_CUDA_COMPILER)
            LIBS ekv_server ekv_devices ekv_kernels ekv_sim_replay)
   ekv_test(lost_device_test_host LABEL e2e SOURCES ${lost_device} ${PROJECT_SOURCE_DIR}/src/backend/device.cpp
            support/lose_device_host.cpp LIBS ekv_server ekv_cuda_on_host ekv_sim_replay)
-  ekv_cuda_host(lost_device_test_host)
+  ekv_group(cuda_host lost_device_test_host)
 endif()

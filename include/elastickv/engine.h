@@ -116,6 +116,7 @@ class Engine {
     int64_t submit_us = 0;   // Clock time
   };
 
+  bool waits_for_copies() const { return num_in_flight_ == 0 && kv_.pairs().num_transfers() > 0; }
   Status refuse(const Request& request) const;
   void accept_commands();
   void commit(Flight& flight);

@@ -19,21 +19,15 @@ BaseRun pack_table(const BlockTable& blocks, const PairTable& pairs, PairEntry* 
   BaseRun run;
   for (size_t i = 0; i < blocks.pairs.size(); ++i) {
     row[i] = pairs.entry(blocks.pairs[i]);
-    if (!row[i].is_base()) continue;
-    if (run.count++ == 0) run.first = int32_t(i);
-    run.end = int32_t(i) + 1;
+    if (row[i].is_base()) run.add(int32_t(i));
   }
   return run;
 }
 
 KvPath path_of(std::span<const BaseRun> runs, AttentionPath attention_path) {
-  KvPath path = KvPath::native;
-  for (const BaseRun& run : runs) {
-    if (run.count == 0) continue;
-    const bool one_run = run.count == run.end - run.first && attention_path == AttentionPath::automatic;
-    path = std::max(path, one_run ? KvPath::structured : KvPath::general);
-  }
-  return path;
+  const KvPath path = choose_path(runs, KvPath::native);
+  const bool as_asked = path == KvPath::native || attention_path == AttentionPath::automatic;
+  return as_asked ? path : KvPath::general;
 }
 
 void pack_rows(const ChunkPlan& chunk, const PairTable& pairs, const Sequence& sequence, PackedStep& packed) {

@@ -203,20 +203,25 @@ TEST(Chat, WhatTheTemplateRaisesIsTheCallersFault) {
   EXPECT_NE(bad.error()["message"].get<std::string>().find("tool messages need an id"), std::string::npos);
 }
 
+// An answer that the client has begun, `content`, which the prompt shows as `text`.
+void expect_continued(const TestServer& server, const Json& content, const std::string& text) {
+  const Json messages = {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", content}}};
+  const Json reply = server
+                         .post("/v1/chat/completions", Json{{"messages", messages},
+                                                            {"continue_final_message", true},
+                                                            {"echo", true},
+                                                            {"temperature", 0},
+                                                            {"max_tokens", 3}})
+                         .json();
+  EXPECT_EQ(reply["choices"][0]["message"]["content"],
+            text + server.expected_text("[user] a\n[assistant] " + text, 3));
+}
+
 TEST(Chat, AFinalMessageIsContinued) {
   const TestServer server;
   // The template writes a line end behind each message, and names the speaker before it.
   for (const std::string content : {"Well ", "[", "assistant", "\n", "a\n\n", "] "}) {
-    const Json messages = {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", content}}};
-    const Json reply = server
-                           .post("/v1/chat/completions", Json{{"messages", messages},
-                                                              {"continue_final_message", true},
-                                                              {"echo", true},
-                                                              {"temperature", 0},
-                                                              {"max_tokens", 3}})
-                           .json();
-    EXPECT_EQ(reply["choices"][0]["message"]["content"],
-              content + server.expected_text("[user] a\n[assistant] " + content, 3));
+    expect_continued(server, content, content);
   }
 }
 
@@ -321,16 +326,7 @@ TEST(Echo, AContinuedMessageIsEchoedWhateverItsShape) {
       {Json::parse(R"([{"type":"text","text":"Well"}])"), "Well"},
       {Json::parse(R"([{"type":"text","text":"Well"},{"type":"text","text":"now"}])"), "Well\nnow"}};
   for (const auto& [content, text] : contents) {
-    const Json messages = {{{"role", "user"}, {"content", "a"}}, {{"role", "assistant"}, {"content", content}}};
-    const Json reply = server
-                           .post("/v1/chat/completions", Json{{"messages", messages},
-                                                              {"continue_final_message", true},
-                                                              {"echo", true},
-                                                              {"temperature", 0},
-                                                              {"max_tokens", 3}})
-                           .json();
-    EXPECT_EQ(reply["choices"][0]["message"]["content"],
-              text + server.expected_text("[user] a\n[assistant] " + text, 3));
+    expect_continued(server, content, text);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "elastickv/engine.h"
+#include "support/golden_model.h"
 
 namespace ekv {
 namespace {
@@ -74,11 +75,8 @@ constexpr int kMaxLen = 288, kSlots = 60;
 class InFlight : public testing::TestWithParam<const char*> {
  protected:
   void load(const std::filesystem::path& folder) {
-    Result<ModelConfig> config = load_model_config(folder);
-    ASSERT_TRUE(config) << config.error().message;
-    Result<Model> model = Model::load(folder, *config);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    model_ = test::load_folder(folder);
+    ASSERT_TRUE(model_);
     std::signal(SIGABRT, print_seed);
   }
   void SetUp() override { load(std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam()); }

@@ -5,12 +5,12 @@
 
 #include <bit>
 #include <cstdio>
-#include <filesystem>
 #include <random>
 
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
+#include "support/golden_model.h"
 
 namespace ekv::test {
 namespace {
@@ -48,12 +48,8 @@ struct Job {
 class CpuInvariance : public testing::TestWithParam<std::tuple<const char*, BaseFormat>> {
  protected:
   void SetUp() override {
-    const auto folder = std::filesystem::path(EKV_TEST_DATA) / "golden" / std::get<0>(GetParam());
-    Result<ModelConfig> config = load_model_config(folder);
-    ASSERT_TRUE(config) << config.error().message;
-    Result<Model> model = Model::load(folder, *config);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    model_ = load_golden(std::get<0>(GetParam()));
+    ASSERT_TRUE(model_);
   }
 
   std::unique_ptr<Backend> backend(int threads) const {

@@ -5,12 +5,12 @@
 
 #include <bit>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <random>
 
 #include "backend/cpu/cpu_backend.h"
 #include "elastickv/engine.h"
+#include "support/golden_model.h"
 
 namespace ekv {
 namespace {
@@ -37,12 +37,8 @@ struct Answers : EngineListener {
 class CpuOffload : public testing::TestWithParam<std::tuple<const char*, BaseFormat>> {
  protected:
   void SetUp() override {
-    const auto folder = std::filesystem::path(EKV_TEST_DATA) / "golden" / std::get<0>(GetParam());
-    Result<ModelConfig> config = load_model_config(folder);
-    ASSERT_TRUE(config) << config.error().message;
-    Result<Model> model = Model::load(folder, *config);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    model_ = test::load_golden(std::get<0>(GetParam()));
+    ASSERT_TRUE(model_);
   }
 
   // `rounds` times the same requests, each round when the one before has ended.

@@ -7,23 +7,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <random>
 
 #include "support/backend_target.h"
 #include "support/elastic_runner.h"
+#include "support/golden_model.h"
 
 namespace ekv::test {
 namespace {
-
-std::unique_ptr<Model> load_golden(const char* name) {
-  const auto folder = std::filesystem::path(EKV_TEST_DATA) / "golden" / name;
-  Result<ModelConfig> config = load_model_config(folder);
-  EXPECT_TRUE(config) << config.error().message;
-  Result<Model> model = Model::load(folder, *config);
-  EXPECT_TRUE(model) << model.error().message;
-  return std::make_unique<Model>(std::move(*model));
-}
 
 EngineConfig config_of(KvPolicy policy, BaseFormat format = BaseFormat::fixed8) {
   EngineConfig config;

@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <random>
 
 #include "elastickv/engine.h"
 #include "support/backend_target.h"
+#include "support/golden_model.h"
 
 namespace ekv::test {
 namespace {
@@ -43,16 +43,13 @@ constexpr int kRequests = 8, kOutput = 100;
 class CudaEngine : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const auto folder = std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam();
-    Result<ModelConfig> config = load_model_config(folder);
-    ASSERT_TRUE(config) << config.error().message;
-    Result<Model> model = Model::load(folder, *config);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    model_ = load_golden(GetParam());
+    ASSERT_TRUE(model_);
     std::mt19937 rng(21);
     for (int i = 0; i < kRequests; ++i) {
       Request& r = requests_.emplace_back();
-      for (int t = 0; t < 100 + 12 * i; ++t) r.prompt.push_back(TokenId(rng() % unsigned(config->vocab)));
+      for (int t = 0; t < 100 + 12 * i; ++t)
+        r.prompt.push_back(TokenId(rng() % unsigned(model_->config().vocab)));
       r.sampling = {.temperature = 0, .max_tokens = kOutput, .logprobs = 2};
     }
   }

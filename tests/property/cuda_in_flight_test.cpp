@@ -5,11 +5,11 @@
 
 #include <bit>
 #include <cstdio>
-#include <filesystem>
 #include <random>
 
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
+#include "support/golden_model.h"
 
 namespace ekv::test {
 namespace {
@@ -113,12 +113,8 @@ class Schedule {
 class CudaInFlight : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const auto folder = std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam();
-    Result<ModelConfig> config = load_model_config(folder);
-    ASSERT_TRUE(config) << config.error().message;
-    Result<Model> model = Model::load(folder, *config);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    model_ = load_golden(GetParam());
+    ASSERT_TRUE(model_);
   }
 
   Texts run(const Way& way, unsigned seed) {

@@ -144,11 +144,5 @@ const DecodeKernel* find_decode(KvPath, BaseFormat, int, int) {
   static constexpr DecodeKernel kAny{KvPath::general, BaseFormat::fixed8, 0, 16, nullptr, "host"};
   return &kAny;
 }
-KvPath choose_path(KvMix mix, KvPath at_least) {
-  const KvPath needed = !mix.any_base              ? KvPath::native
-                        : mix.one_run_per_sequence ? KvPath::structured
-                                                   : KvPath::general;
-  return std::max(needed, at_least);
-}
 
 }  // namespace ekv

@@ -13,25 +13,6 @@ constexpr int kVectorsPerItem = 48;
 
 }  // namespace
 
-BaseRun find_base(std::span<const PairEntry> pairs) {
-  BaseRun run;
-  for (int pair = 0; pair < int(pairs.size()); ++pair) {
-    if (!pairs[size_t(pair)].is_base()) continue;
-    if (run.count++ == 0) run.first = pair;
-    run.end = pair + 1;
-  }
-  return run;
-}
-
-KvPath choose_path(std::span<const BaseRun> sequences, KvPath at_least) {
-  KvPath path = at_least;
-  for (const BaseRun& run : sequences) {
-    if (run.count == 0) continue;
-    path = std::max(path, run.count == run.end - run.first ? KvPath::structured : KvPath::general);
-  }
-  return path;
-}
-
 CpuAttention::Scratch::Scratch(int vectors, int head_dim)
     : tile(head_dim),
       q(size_t(vectors) * head_dim),

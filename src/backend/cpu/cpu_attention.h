@@ -16,12 +16,6 @@
 
 namespace ekv {
 
-// The BASE pairs of a row of the block table.
-BaseRun find_base(std::span<const PairEntry> pairs);
-
-// The least general path from `at_least` on that covers every sequence.
-KvPath choose_path(std::span<const BaseRun> sequences, KvPath at_least);
-
 class CpuAttention {
  public:
   CpuAttention(const CpuKernels& kernels, const KvShape& shape, int heads, int threads);

@@ -15,17 +15,6 @@ constexpr Element kElement = Element::fp16;
 constexpr size_t kMostGraphs = 128;  // all batches of three paths; a graph of 300 launches takes about 1 MB
 constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cudaMalloc promises 256
 
-// The number of BASE pairs of a row of the table, and whether they form one run.
-BaseRun base_run(std::span<const PairEntry> row) {
-  BaseRun run;
-  for (size_t i = 0; i < row.size(); ++i) {
-    if (!row[i].is_base()) continue;
-    if (run.count++ == 0) run.first = int32_t(i);
-    run.end = int32_t(i) + 1;
-  }
-  return run;
-}
-
 // The first path without a kernel for the model's heads.
 Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
   const bool base = config.fidelity.policy == KvPolicy::elastic || config.fidelity.policy == KvPolicy::static8;
@@ -111,9 +100,13 @@ void CudaForward::pack(const StepInput& input, StepMemory& step, StepMemory& res
   seqs_ = batch_ > 0 ? batch_ : int(input.kv_len.size());
   pack_rows(input, step);
   pack_table(input.block_table);
-  flags.clamped = results.take<uint32_t>(1);
-  flags.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
-  flags_ = flags;
+  pack_flags(results);
+  flags = flags_;
+}
+
+void CudaForward::pack_flags(StepMemory& results) {
+  flags_.clamped = results.take<uint32_t>(1);
+  flags_.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
 }
 
 // Padding has no token, no slot and no keys: it reads and writes no page.
@@ -156,9 +149,9 @@ void CudaForward::find_paths(const StepInput& input) {
   const int seqs = int(input.kv_len.size());
   const bool known = input.base_runs.size() == size_t(seqs);
   for (int chunk = 0; chunk < seqs; ++chunk) {
-    const BaseRun run = known ? input.base_runs[size_t(chunk)] : base_run(input.block_table.row(chunk));
+    const BaseRun run = known ? input.base_runs[size_t(chunk)] : find_base(input.block_table.row(chunk));
     const int rows = input.q_start[size_t(chunk) + 1] - input.q_start[size_t(chunk)];
-    path_ = choose_path({run.count > 0, run.count == run.end - run.first}, path_);
+    path_ = choose_path({&run, 1}, path_);
     num_decodes_ += rows == 1;
     if (rows > 1) add_prefill(chunk, run.count);
   }

@@ -67,6 +67,7 @@ class CudaForward {
   int batch_of_decodes(const StepInput& input) const;
   void pack_rows(const StepInput& input, StepMemory& step);
   void pack_table(const BlockTableView& table);
+  void pack_flags(StepMemory& results);
   void find_paths(const StepInput& input);
   void upload_table(const Stream& stream);
   void launch(const Stream& stream);

@@ -70,8 +70,7 @@ void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, c
     pack_rows({}, step);
     q_start_.host[0] = 0;
     pack_table({});
-    flags_.clamped = results.take<uint32_t>(1);
-    flags_.non_finite = results.take<uint32_t>(size_t(sizes_.max_batch));
+    pack_flags(results);
     step.upload(stream);
     launch(stream);  // loads the kernels
     graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });

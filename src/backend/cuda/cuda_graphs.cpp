@@ -12,6 +12,22 @@ constexpr const char* kPathNames[] = {"native", "structured", "general"};
 
 }  // namespace
 
+GraphExec capture_graph(const std::function<bool()>& launch, cudaStream_t stream) {
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const bool ok = launch();
+  cudaGraph_t raw = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream, &raw);
+  const Graph graph(raw);
+  if (!ok) {
+    cudaGetLastError();  // of the launch or of the capture that it ended
+    return {};
+  }
+  cuda_check(ended);
+  cudaGraphExec_t exec = nullptr;
+  cuda_check(cudaGraphInstantiate(&exec, graph.get(), 0));
+  return GraphExec(exec);
+}
+
 CudaGraphs::Entry* CudaGraphs::find(const GraphForm& form) {
   const auto at = std::ranges::find(entries_, form, &Entry::form);
   return at == entries_.end() ? nullptr : &*at;
@@ -45,14 +61,7 @@ void CudaGraphs::prepare(const GraphForm& form, const Stream& stream, const std:
 
 void CudaGraphs::capture(Entry& entry, const Stream& stream, const std::function<void()>& launch) {
   const auto start = std::chrono::steady_clock::now();
-  cuda_check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-  launch();
-  cudaGraph_t raw = nullptr;
-  cuda_check(cudaStreamEndCapture(stream.get(), &raw));
-  const Graph graph(raw);
-  cudaGraphExec_t exec = nullptr;
-  cuda_check(cudaGraphInstantiate(&exec, graph.get(), 0));
-  entry.graph = GraphExec(exec);
+  entry.graph = capture_graph([&] { return launch(), true; }, stream.get());
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   ++num_captured_, capture_ms_ += ms;
   log_debug(fmt::format("captured a CUDA graph for decodes of {} sequences, {} path, in {:.1f} ms",

@@ -20,6 +20,9 @@ struct GraphForm {
   bool operator==(const GraphForm&) const = default;
 };
 
+// Records what `launch` enqueues on the stream; nothing runs. No graph when it returns false.
+GraphExec capture_graph(const std::function<bool()>& launch, cudaStream_t stream);
+
 class CudaGraphs {
  public:
   // `most`: graphs kept at once; 0: every run is launched plainly.

@@ -64,7 +64,9 @@ size_t table_bytes(const CudaSizes& s) {
 }
 
 KvShape cuda_kv_shape(const ModelConfig& model, int num_pages) {
-  return {.layers = model.layers, .pages = num_pages, .kv_heads = model.kv_heads, .head_dim = model.head_dim};
+  KvShape shape = model.kv_shape();
+  shape.pages = num_pages;
+  return shape;
 }
 
 CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_ctas, int num_pages) {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "backend/cuda/cuda_raii.h"
+#include "backend/cuda/cuda_graphs.h"
 
 namespace ekv {
 namespace {
@@ -15,28 +15,15 @@ Event make_timed_event() {
   return Event(raw);
 }
 
-// No graph: a launch failed.
-GraphExec capture(const std::function<bool(int)>& launch, int count, cudaStream_t stream) {
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  bool ok = true;
-  for (int i = 0; i < count && ok; ++i) ok = launch(i);
-  cudaGraph_t raw = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(stream, &raw);
-  const Graph graph(raw);
-  if (!ok) {
-    cudaGetLastError();  // of the launch or of the capture that it ended
-    return {};
-  }
-  cuda_check(ended);
-  cudaGraphExec_t exec = nullptr;
-  cuda_check(cudaGraphInstantiate(&exec, graph.get(), 0));
-  return GraphExec(exec);
-}
-
 }  // namespace
 
 double time_launches(const std::function<bool(int)>& launch, int count, int replays, cudaStream_t stream) {
-  const GraphExec graph = capture(launch, count, stream);
+  const auto launch_all = [&] {
+    bool ok = true;
+    for (int i = 0; i < count && ok; ++i) ok = launch(i);
+    return ok;
+  };
+  const GraphExec graph = capture_graph(launch_all, stream);
   if (!graph.get()) return std::numeric_limits<double>::infinity();
   std::vector<Event> marks;
   for (int i = 0; i <= replays; ++i) marks.push_back(make_timed_event());
