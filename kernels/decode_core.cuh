@@ -11,6 +11,8 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/decode_merge.cuh"
+#include "kernels/device.cuh"
+#include "kernels/hopper_code.h"
 
 namespace ekv {
 
@@ -65,11 +67,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   auto& shared = *reinterpret_cast<DecodeShared<kHeadDim, kHeadTiles>*>(raw);
   uint8_t* slots = raw + kDecodeHeadBytes<kHeadDim, kHeadTiles>;
   init_ring(shared.ring, p.stages);
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  // The kernel after may be launched now: it waits at this place until this one has ended.
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
+  wait_for_kernels_ahead();
+  let_next_kernel_begin();  // it waits at this place until this one has ended
   if (threadIdx.x < kConsumers) {
     SplitMerge<kHeadDim> merge(p, shared.merge);
     consume<kHeadDim, Cursor::kElastic, Format, kHeadTiles>(p, shared, slots);
@@ -123,8 +122,6 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, kernel));
   const int tasks = p.plan.num_shares * s.kv_heads;
   cudaLaunchConfig_t config{};
   config.gridDim = std::min(w.num_ctas, tasks);
@@ -132,7 +129,7 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
+  config.numAttrs = is_hopper_code(kernel) ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, p));
 }
 

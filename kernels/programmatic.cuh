@@ -9,14 +9,13 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/device.cuh"
+#include "kernels/hopper_code.h"
 
 namespace ekv {
 
 template <class Args>
 void launch_programmatic(void (*kernel)(Args), unsigned blocks, unsigned threads, const Args& args,
                          cudaStream_t stream) {
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, kernel));
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -25,7 +24,7 @@ void launch_programmatic(void (*kernel)(Args), unsigned blocks, unsigned threads
   config.blockDim = threads;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;  // code for older devices does not wait
+  config.numAttrs = is_hopper_code(kernel) ? 1 : 0;  // code for older devices does not wait
   cuda_check(cudaLaunchKernelEx(&config, kernel, args));
 }
 
