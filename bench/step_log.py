@@ -6,6 +6,7 @@ from pathlib import Path
 
 # A step with one of these changed the fidelity of KV or began copies.
 JOBS = ["demoted_pairs", "promoted_pairs", "restores_begun", "backups_begun", "stores_begun", "loads_begun"]
+OUTLIER = 1.5  # a quiet step so many times as long as the median is not what its batch takes
 NEIGHBOURS = 8  # steps on each side that a step with jobs is compared with: KV grows little meanwhile
 
 
@@ -53,6 +54,54 @@ def extra_device_us(steps):
     return extra
 
 
+def tokens_read(step):
+    """What decode attention reads, in TARGET tokens: a BASE pair is half of its 32."""
+    return step["decode_keys"] - 16 * step["decode_base_pairs"]
+
+
+def line_through(points):
+    """(a, b) of y = a + b x with the least squares; of points with one x, their mean and no slope."""
+    mean_x, mean_y = (sum(p[i] for p in points) / len(points) for i in (0, 1))
+    spread_x = sum((x - mean_x)**2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread_x if spread_x else 0.0
+    return mean_y - slope * mean_x, slope
+
+
+def promotion_cost(steps):
+    """What low bytes that come back from the host cost the steps of decodes that they come back behind, as shares of such a
+    step: {"batch", "copying", "joining", "quiet"}, each a spread() but the first; None without quiet steps.
+
+    A step's time without them is a line in what attention reads, through the quiet steps of the batch size that has most
+    copying steps, of those with quiet ones; far too long ones, in which a graph was captured, say, do not count. copying: the step began copies or some were under way; joining: it also made TARGET of pairs, a kernel on
+    the same stream. quiet: how far the quiet steps themselves are from the line.
+    """
+    kinds, began = {}, 0
+    for step in steps:
+        begun = step["restores_begun"]
+        kind = "joining" if step["promoted_pairs"] else "copying" if begun or began else "quiet"
+        # What the step before or this one moved the other way is neither.
+        if not step["prefill_tokens"] and step["decode_tokens"] and not step["to_host_bytes"]:
+            kinds.setdefault(step["decode_tokens"], {}).setdefault(kind, []).append(step)
+        began = begun
+    kinds = {batch: some for batch, some in kinds.items() if len(some.get("quiet", [])) > 1}
+    if not kinds:
+        return None
+    batch = max(kinds, key=lambda b: len(kinds[b].get("copying", [])))
+    quiet = kinds[batch]["quiet"]
+    limit = OUTLIER * statistics.median(s["device_us"] for s in quiet)
+    a, b = line_through([(tokens_read(s), s["device_us"]) for s in quiet if s["device_us"] <= limit])
+    shares = {kind: [s["device_us"] / (a + b * tokens_read(s)) - 1 for s in kinds[batch].get(kind, [])]
+              for kind in ("copying", "joining", "quiet")}
+    return {"batch": batch} | {kind: spread(values) for kind, values in shares.items()}
+
+
+def submit_us(steps):
+    """How long the host took to submit each step that was submitted while the one before was in flight: tokens of that one
+    wait meanwhile. Far more than the 2 to 3 ms of a step of prefill means that submitting waited for the device."""
+    return [before["end_us"] - before["wait_us"] - step["start_us"] - step["plan_us"] for before, step in zip(steps, steps[1:])
+            if step["start_us"] < before["end_us"] and "wait_us" in before]
+
+
 def figures(steps, requests):
     """What the step log of one run adds to its result; microseconds."""
     busy = [s for s in steps if tokens(s)]
@@ -61,5 +110,5 @@ def figures(steps, requests):
     return {"plan_us": spread(s["plan_us"] for s in busy), "host_gap_us": spread(gaps),
             "host_gap_share": sum(gaps) / span if gaps and span else None,
             "wait_us": spread(s["wait_us"] for s in busy if "wait_us" in s),
-            "extra_device_us": spread(extra_device_us(steps)), "steps_with_jobs": sum(map(has_jobs, steps)),
+            "submit_us": spread(submit_us(busy)), "extra_device_us": spread(extra_device_us(steps)), "steps_with_jobs": sum(map(has_jobs, steps)),
             "itl_worst_ms": max((gap for r in requests for gap in r["gaps_us"][1:]), default=0) / 1e3}

@@ -16,7 +16,6 @@ namespace ekv {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kManyRows = 512;  // from here on a quarter of the groups fills the device
 constexpr float kLastOnGrid = fixed8::kBound - 0x1p-9f;  // the float before kBound
 constexpr float kHalfMax = 65504.0f, kE5m2Clamp = 61408.0f;
 
@@ -323,7 +322,7 @@ void launch(const KvWriteArgs& a, cudaStream_t stream) {
 
 template <class T, int kDim>
 void launch(const KvWriteArgs& a, cudaStream_t stream) {
-  if (a.num_rows < kManyRows)
+  if (a.num_rows < kManyKvRows)
     launch<T, kDim, 1>(a, stream);
   else
     launch<T, kDim, Group<kDim>::kHeads>(a, stream);

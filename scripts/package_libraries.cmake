@@ -1,7 +1,9 @@
-# Runs at install time: copies the libraries of `ekv_program`, and a notice for each package whose code is in the tree.
+# Runs at install time: copies the libraries of `ekv_program` but those whose names match `ekv_left_out`, and a notice
+# for each package whose code is in the tree.
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "${ekv_program}" RESOLVED_DEPENDENCIES_VAR libraries
      # glibc and its loader belong to the machine, as does everything of the driver.
-     PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv)\\.so" "^libcuda\\.so" "^libnvidia-")
+     PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv)\\.so" "^libcuda\\.so" "^libnvidia-"
+                          ${ekv_left_out})
 file(INSTALL ${libraries} DESTINATION "${CMAKE_INSTALL_PREFIX}/lib/elastickv" TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
 
 function(install_notice name file)

@@ -10,6 +10,8 @@ foreach(script gpu_load calibrate)
            COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
   set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 120)
 endforeach()
+add_test(NAME gpu_judge_script COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_judge_test.py ${PROJECT_BINARY_DIR})
+set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 300 RUN_SERIAL ON)
 
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)

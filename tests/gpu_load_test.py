@@ -43,12 +43,48 @@ class StepLogFigures(unittest.TestCase):
         self.assertEqual(figures["itl_worst_ms"], 0.04)
         self.assertEqual(figures["host_gap_share"], 5 / 900)
 
+    def test_submitting_lasts_from_the_plan_to_the_collection_of_the_step_before(self):
+        steps = [step(0, 800), step(1, 900, plan_us=50), step(2, 100)]
+        steps[1]["start_us"] = 200  # planned until 250; the one before was collected from 897 on
+        self.assertEqual(step_log.submit_us(steps), [900 - 3 - 250])
+
     def test_a_log_of_an_old_build_has_no_gaps(self):
         old = step(0, 100)
         del old["host_gap_us"], old["wait_us"]
         figures = step_log.figures([old], [])
         self.assertEqual((figures["host_gap_us"], figures["host_gap_share"], figures["wait_us"]), (None, None, None))
         self.assertEqual(figures["plan_us"], {"median": 10, "p99": 10, "max": 10, "count": 1})
+
+
+class PromotionCost(unittest.TestCase):
+    def steps(self, penalty):
+        """A batch of 20 whose steps take 1000 us and 1 us for each 100 tokens read, pairs that come back in between, a burst of
+        another batch, and one step that captured a graph."""
+        steps = []
+        for i in range(60):
+            keys, pairs = 50000 + 20 * i, 400 if i < 30 else 0
+            more = {"restores_begun": 64 if i in (20, 24) else 0, "promoted_pairs": 64 if i in (22, 26) else 0, "to_host_bytes": 0}
+            took = 1000 + (keys - 16 * pairs) / 100
+            took *= {20: 1 + penalty, 21: 1 + penalty, 22: 1.3, 24: 1 + penalty, 25: 1 + penalty, 26: 1.3, 40: 5}.get(i, 1)
+            steps.append(step(i, took, decode=20, decode_keys=keys, decode_base_pairs=pairs) | more)
+        for i in (5, 6):
+            steps[i] |= {"decode_tokens": 40, "device_us": 9000}
+        steps[8]["to_host_bytes"] = 1
+        return steps
+
+    def test_is_found_beside_what_grows_and_what_is_joined(self):
+        cost = step_log.promotion_cost(self.steps(0.04))
+        self.assertEqual((cost["batch"], cost["copying"]["count"], cost["joining"]["count"]), (20, 4, 2))
+        self.assertAlmostEqual(cost["copying"]["median"], 0.04, 6)
+        self.assertAlmostEqual(cost["joining"]["median"], 0.3, 6)
+        self.assertAlmostEqual(cost["quiet"]["median"], 0, 6)
+        self.assertEqual(cost["quiet"]["count"], 60 - 6 - 2 - 1)
+        self.assertAlmostEqual(step_log.promotion_cost(self.steps(0))["copying"]["median"], 0, 6)
+
+    def test_without_promotions_or_without_quiet_steps_there_is_none(self):
+        quiet = [s for s in self.steps(0) if not s["restores_begun"] and not s["promoted_pairs"]]
+        self.assertIsNone(step_log.promotion_cost(quiet)["copying"])
+        self.assertIsNone(step_log.promotion_cost(quiet[:1]))
 
 
 class Cells(unittest.TestCase):

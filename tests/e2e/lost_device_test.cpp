@@ -17,6 +17,7 @@
 #include "server/serve.h"
 #include "tests/support/lose_device.h"
 #include "tests/support/raw_http.h"
+#include "tests/support/test_data.h"
 
 namespace ekv::test {
 namespace {
@@ -27,7 +28,7 @@ constexpr int kGoodSteps = 20, kPages = 128, kContext = 512, kOutput = 450;
 constexpr seconds kStartTime{60},
     kEndTime{6};  // less than the guard of a stop, which would hide a thread that hangs
 
-std::string model_folder() { return std::string(EKV_TEST_DATA) + "/golden/tiny-llama"; }
+std::string model_folder() { return test_data() / "golden/tiny-llama"; }
 
 // Before the real backend: takes the device away after some steps of two sequences.
 class LosingBackend : public Backend {

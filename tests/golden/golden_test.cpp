@@ -13,6 +13,7 @@
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
 #include "support/backend_target.h"
+#include "support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -43,7 +44,7 @@ Served serve(const std::filesystem::path& folder, int pages) {
 }
 
 Json golden(const std::string& name) {
-  Result<std::string> text = read_file(std::filesystem::path(EKV_TEST_DATA) / "golden" / (name + ".json"));
+  Result<std::string> text = read_file(test_data() / "golden" / (name + ".json"));
   EXPECT_TRUE(text) << text.error().message;
   Result<Json> json = parse_json(*text);
   EXPECT_TRUE(json) << json.error().message;
@@ -95,7 +96,7 @@ constexpr double kTinyLogprobError = 0.03;
 
 TEST_P(TinyModel, LogitsAndContinuationsAgree) {
   const double error = kTinyLogprobError * backend_target().error_factor;
-  Served served = serve(std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam(), 40);
+  Served served = serve(test_data() / "golden" / GetParam(), 40);
   const Json data = golden(GetParam());
   double worst = 0;
   for (const Json& record : data["prompts"]) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "elastickv/tokenizer.h"
+#include "tests/support/test_data.h"
 #include "util/files.h"
 
 namespace ekv::test {
@@ -21,7 +22,7 @@ TEST(Quality, AllButTheProtectedPairsOfTheDefaultModel) {
   const auto folder = std::filesystem::path(EKV_MODELS) / "smollm2-135m-instruct";
   ASSERT_TRUE(std::filesystem::exists(folder / "config.json")) << folder << " is absent: run scripts/setup.sh";
   const Model model = *Model::load(folder, *load_model_config(folder));
-  const std::string text = *read_file(std::filesystem::path(EKV_TEST_DATA) / "quality" / "conversation.txt");
+  const std::string text = *read_file(test_data() / "quality" / "conversation.txt");
   std::vector<TokenId> tokens = *Tokenizer::load(folder)->encode(text, true);
   ASSERT_GT(tokens.size(), 256u);
   tokens.resize(256);

@@ -14,6 +14,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "elastickv/engine.h"
 #include "support/golden_model.h"
+#include "support/test_data.h"
 
 namespace ekv {
 namespace {
@@ -79,7 +80,7 @@ class InFlight : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(model_);
     std::signal(SIGABRT, print_seed);
   }
-  void SetUp() override { load(std::filesystem::path(EKV_TEST_DATA) / "golden" / GetParam()); }
+  void SetUp() override { load(test::test_data() / "golden" / GetParam()); }
 
   // The answers in the order of the jobs. `seed`: of what happens beside them.
   std::vector<Answer> serve(EngineConfig config, const std::vector<Job>& jobs, unsigned seed, Answers& seen,

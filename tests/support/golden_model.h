@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "elastickv/model.h"
+#include "tests/support/test_data.h"
 
 namespace ekv::test {
 
@@ -21,7 +22,7 @@ inline std::unique_ptr<Model> load_folder(const std::filesystem::path& folder) {
 }
 
 inline std::unique_ptr<Model> load_golden(const char* name) {
-  return load_folder(std::filesystem::path(EKV_TEST_DATA) / "golden" / name);
+  return load_folder(test_data() / "golden" / name);
 }
 
 }  // namespace ekv::test

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "elastickv/base.h"
@@ -123,6 +124,7 @@ void launch_decode_plan(const AttnArgs& args, KvPath, const DecodeWorkspace& w, 
   plan(args, w.memory, stream);
 }
 void launch_decode(const AttnArgs& args, KvPath path, const DecodeWorkspace& w, cudaStream_t stream) {
+  test::note_code("decode, path " + std::to_string(int(path)));
   attend_planned(args, path, true, w.memory, stream);
 }
 void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaStream_t stream) {
@@ -133,6 +135,7 @@ void launch_prefill_plan(const AttnArgs& args, const PrefillWorkspace& w, cudaSt
 }
 void launch_prefill(const AttnArgs& args, KvPath path, const PrefillWorkspace& w, cudaStream_t stream,
                     MatrixUnit) {
+  test::note_code(path == KvPath::native ? "prefill" : "prefill over BASE");
   attend_planned(args, path, false, w.memory, stream);
 }
 

@@ -65,6 +65,7 @@ std::vector<HostStream*> streams;
 std::mt19937 draw(1);  // the same draws in every run
 int until_draw = 0;
 bool lost = false;  // see lose_context()
+std::set<std::string> code;
 
 // What a call returns that has nothing else to say.
 cudaError_t done() { return lost ? cudaErrorIllegalAddress : cudaSuccess; }
@@ -112,6 +113,10 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared
 }  // namespace
 
 void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enqueue(stream, std::move(work)); }
+
+void ekv::test::note_code(const std::string& kernel) { code.insert(kernel); }
+const std::set<std::string>& ekv::test::loaded_code() { return code; }
+void ekv::test::forget_code() { code.clear(); }
 
 void ekv::test::lose_context() {
   lost = true;

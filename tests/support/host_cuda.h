@@ -2,6 +2,8 @@
 // host_cuda.h -- streams of the host's stand-in for the CUDA runtime (host_cuda.cpp).
 
 #include <functional>
+#include <set>
+#include <string>
 
 #include "kernels/element.h"
 
@@ -9,6 +11,11 @@ namespace ekv::test {
 
 // What a launcher of the stand-in does: `work` runs on the stream, after what was enqueued there before.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+
+// What a GPU would have loaded by now: a launcher notes the kernel that it takes.
+void note_code(const std::string& kernel);
+const std::set<std::string>& loaded_code();
+void forget_code();  // as in a new process
 
 // As a kernel that reads where nothing is: work that was enqueued is lost, and every call from now on that a
 // lost context fails returns cudaErrorIllegalAddress.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/cpu_gemm.h"
@@ -19,13 +20,24 @@ class HostGemm : public CudaGemm {
   void tune(std::span<const GemmOperands> operands, const GemmTuning&, cudaStream_t) override {
     EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
   }
+  // Notes them and computes nothing.
+  void load(std::span<const GemmOperands> operands, cudaStream_t) override {
+    EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
+    for (size_t shape = 0; shape < shapes_.size(); ++shape)
+      for (int rows = 1; rows <= row_bucket(shapes_[shape].max_rows); rows = row_bucket(rows + 1))
+        note(int(shape), rows);
+  }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    note(shape, rows);
     test::enqueue(stream, [=, this] { multiply_now(s, w, x, y, rows); });
   }
 
  private:
+  static void note(int shape, int rows) {
+    test::note_code("product " + std::to_string(shape) + " of " + std::to_string(row_bucket(rows)) + " rows");
+  }
   void multiply_now(const GemmShape& s, const void* w, const void* x, void* y, int rows) {
     const PackedMatrix& matrix = packed(s, w);
     const int64_t ld = matrix.padded_outputs();

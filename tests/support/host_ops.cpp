@@ -29,21 +29,37 @@ namespace ekv {
 namespace {
 
 template <class Args>
-void in_order(void (*plain)(const Args&, cudaStream_t), const Args& args, cudaStream_t stream) {
+void in_order(const char* kernel, void (*plain)(const Args&, cudaStream_t), const Args& args,
+              cudaStream_t stream) {
+  test::note_code(kernel);
   test::enqueue(stream, [plain, args] { plain(args, nullptr); });
 }
 
 }  // namespace
 
-void launch_kv_write(const KvWriteArgs& args, cudaStream_t s) { in_order(plain_kv_write, args, s); }
-void launch_demote(const PairArgs& args, cudaStream_t s) { in_order(plain_demote, args, s); }
-void launch_extract_low(const PairArgs& args, cudaStream_t s) { in_order(plain_extract_low, args, s); }
-void launch_promote(const PairArgs& args, cudaStream_t s) { in_order(plain_promote, args, s); }
-void launch_rms_norm(const RmsNormArgs& args, cudaStream_t s) { in_order(plain_rms_norm, args, s); }
-void launch_silu_mul(const SiluMulArgs& args, cudaStream_t s) { in_order(plain_silu_mul, args, s); }
-void launch_embed(const EmbedArgs& args, cudaStream_t s) { in_order(plain_embed, args, s); }
-void launch_gather_rows(const GatherRowsArgs& args, cudaStream_t s) { in_order(plain_gather_rows, args, s); }
-void launch_sample(const SampleArgs& args, cudaStream_t s) { in_order(plain_sample, args, s); }
-void launch_count_tokens(const CountArgs& args, cudaStream_t s) { in_order(plain_count_tokens, args, s); }
+void launch_kv_write(const KvWriteArgs& args, cudaStream_t s) {
+  in_order(args.num_rows < kManyKvRows ? "kv_write" : "kv_write of many rows", plain_kv_write, args, s);
+}
+void launch_demote(const PairArgs& args, cudaStream_t s) {
+  in_order(args.low ? "demote with low plane" : "demote", plain_demote, args, s);
+}
+void launch_extract_low(const PairArgs& args, cudaStream_t s) {
+  in_order("extract_low", plain_extract_low, args, s);
+}
+void launch_promote(const PairArgs& args, cudaStream_t s) { in_order("promote", plain_promote, args, s); }
+void launch_rms_norm(const RmsNormArgs& args, cudaStream_t s) { in_order("rms_norm", plain_rms_norm, args, s); }
+void launch_silu_mul(const SiluMulArgs& args, cudaStream_t s) { in_order("silu_mul", plain_silu_mul, args, s); }
+void launch_embed(const EmbedArgs& args, cudaStream_t s) { in_order("embed", plain_embed, args, s); }
+void launch_gather_rows(const GatherRowsArgs& args, cudaStream_t s) {
+  in_order("gather_rows", plain_gather_rows, args, s);
+}
+void launch_sample(const SampleArgs& args, cudaStream_t s) {
+  if (args.any_truncates) test::note_code("sample, cut");
+  if (args.any_top) test::note_code("sample, top");
+  in_order("sample", plain_sample, args, s);
+}
+void launch_count_tokens(const CountArgs& args, cudaStream_t s) {
+  in_order("count_tokens", plain_count_tokens, args, s);
+}
 
 }  // namespace ekv

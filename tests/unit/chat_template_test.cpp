@@ -11,12 +11,13 @@
 #include <filesystem>
 #include <thread>
 
+#include "tests/support/test_data.h"
 #include "util/files.h"
 
 namespace ekv {
 namespace {
 
-const std::string kDir = std::string(EKV_TEST_DATA) + "/templates/";
+const std::string kDir = (test::test_data() / "templates").string() + "/";
 
 // strftime_now prints local time; the answers are in UTC.
 const bool kUtc = [] {

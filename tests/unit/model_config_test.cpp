@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "elastickv/model.h"
+#include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -167,7 +168,7 @@ TEST(ModelConfig, RopeScalingInBothSpellings) {
 
 // What transformers makes of the same configs: tests/data/golden/README.md.
 TEST(ModelConfig, InverseFrequenciesMatchTheReference) {
-  const Result<std::string> text = read_file(EKV_TEST_DATA "/golden/rope.json");
+  const Result<std::string> text = read_file(test::test_data() / "golden/rope.json");
   ASSERT_TRUE(text) << text.error().message;
   const Json golden = *parse_json(*text);
   ASSERT_GE(golden["cases"].size(), 5u);
@@ -251,7 +252,7 @@ TEST(ModelConfig, SlidingWindowIsRefusedWhereItMatters) {
 }
 
 TEST(ModelConfig, ReadsAFolder) {
-  const Result<ModelConfig> m = load_model_config(EKV_TEST_DATA "/golden/tiny-qwen3/");
+  const Result<ModelConfig> m = load_model_config(test::test_data() / "golden/tiny-qwen3/");
   ASSERT_TRUE(m) << m.error().message;
   EXPECT_EQ(m->name, "tiny-qwen3");
   EXPECT_EQ(m->head_dim, 128);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 
+#include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kGolden = EKV_TEST_DATA "/golden";
+const fs::path kGolden = test::test_data() / "golden";
 
 // A folder of its own for each test, gone afterwards.
 class TempFolder {

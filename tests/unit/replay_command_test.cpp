@@ -11,12 +11,13 @@
 #include <thread>
 
 #include "bench/command.h"
+#include "tests/support/test_data.h"
 #include "util/files.h"
 
 namespace ekv {
 namespace {
 
-const std::string kSmall = EKV_TEST_DATA "/traces/small.jsonl";
+const std::string kSmall = test::test_data() / "traces/small.jsonl";
 
 std::string temp_file(const std::string& name) {
   return testing::TempDir() + "/ekv_replay_" + std::to_string(::getpid()) + "_" + name;
@@ -82,7 +83,7 @@ TEST(Replay, ResultHasEveryFieldAndTheTotalsOfTheTrace) {
 }
 
 TEST(Replay, WindowsHaveTheirRecordedTotals) {
-  std::ifstream windows(EKV_TEST_DATA "/traces/windows.csv");
+  std::ifstream windows(test::test_data() / "traces/windows.csv");
   std::string line;
   ASSERT_TRUE(std::getline(windows, line));
   int num_windows = 0;

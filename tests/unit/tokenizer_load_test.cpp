@@ -11,6 +11,7 @@
 #include <random>
 
 #include "elastickv/tokenizer.h"
+#include "tests/support/test_data.h"
 #include "text/pretokenizer_regex.h"
 #include "util/files.h"
 #include "util/json.h"
@@ -149,7 +150,7 @@ TEST(Load, DeepNestingIsRefused) {
 
 // Random damage to a real file: never a crash, and a file that still loads encodes and decodes.
 TEST(Load, SurvivesRandomDamage) {
-  const Result<std::string> text = read_file(std::filesystem::path(EKV_TEST_DATA) / "tokenizer" / "spm.json");
+  const Result<std::string> text = read_file(test::test_data() / "tokenizer" / "spm.json");
   ASSERT_TRUE(text);
   const Json whole = Json::parse(*text);
   const Json values[] = {

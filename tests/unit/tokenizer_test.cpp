@@ -16,6 +16,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/support/test_data.h"
 #include "text/pretokenizer.h"
 #include "text/tokenizer_utf8.h"
 #include "util/files.h"
@@ -25,7 +26,7 @@ namespace ekv {
 namespace {
 
 using Ids = std::vector<TokenId>;
-const std::filesystem::path kData = std::filesystem::path(EKV_TEST_DATA) / "tokenizer";
+const std::filesystem::path kData = test::test_data() / "tokenizer";
 
 std::string text_of(const std::filesystem::path& path) {
   Result<std::string> text = read_file(path);

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+
+#include "backend/cuda/cuda_rehearsal.h"
 
 namespace ekv {
 namespace {
@@ -87,6 +90,7 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
   cuda_check(cudaDeviceSynchronize());  // what the constructors cleared
   if (options.launch.tune_gemms)
     made->forward_->tune({.cache_file = options.launch.gemm_cache}, made->compute_);
+  made->load_code();
   made->forward_->warm_up(sizes.max_seqs, made->step_, made->results_, made->compute_);
   report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
   return made;
@@ -119,6 +123,24 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
 }
 
 CudaBackend::~CudaBackend() { cuda_warn(cudaDeviceSynchronize()); }
+
+// Before the first step: what is loaded later makes a step wait (cuda_rehearsal.h).
+void CudaBackend::load_code() {
+  const auto start = std::chrono::steady_clock::now();
+  forward_->load_products(compute_);
+  const bool makes_base = sizes_.scratch_pairs > 0;
+  if (makes_base) transitions_.load_code(step_, compute_);
+  for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general}) {
+    if (path != KvPath::native && !makes_base) continue;
+    for (const int rows : {1, 2, kManyKvRows}) {
+      const RehearsedStep step(std::min(rows, sizes_.max_rows), path);
+      submit(step.input());
+      collect();
+    }
+  }
+  const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  log_info(fmt::format("loaded the code of all steps in {:.0f} ms", ms));
+}
 
 // The order of the compute stream is all that protects what the steps in flight share: images of step memory,
 // activations, pages. What is on another stream waits for events of it (cuda_transitions.h).

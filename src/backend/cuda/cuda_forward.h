@@ -40,6 +40,9 @@ class CudaForward {
   // Takes the fastest matrix products. Before everything below.
   void tune(const GemmTuning& tuning, const Stream& stream);
 
+  // Multiplies with every number of rows that has code of its own.
+  void load_products(const Stream& stream);
+
   // Before the step's upload and download: the first places of both.
   void pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags);
   // Writes K and V of all rows and leaves the hidden state of every row.

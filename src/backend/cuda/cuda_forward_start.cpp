@@ -59,6 +59,8 @@ void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
   gemm_->tune(gemm_operands(), tuning, stream.get());
 }
 
+void CudaForward::load_products(const Stream& stream) { gemm_->load(gemm_operands(), stream.get()); }
+
 void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {
   if (!graphs_.enabled()) return;
   const int most = std::min({decode_bucket(max_seqs), sizes_.max_batch, sizes_.logit_rows});

@@ -138,6 +138,15 @@ class CublasGemm : public CudaGemm {
 
   void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) override;
 
+  void load(std::span<const GemmOperands> operands, cudaStream_t stream) override {
+    EKV_CHECK(operands.size() == forms_.size(), "operands of another model");
+    for (size_t shape = 0; shape < forms_.size(); ++shape) {
+      const GemmOperands& o = operands[shape];
+      for (const Form& form : forms_[shape])
+        blas_check(launch(form, form.chosen, o.weights.at(0), o.x, o.y, stream));
+    }
+  }
+
  private:
   // Enough to find another kind of kernel and other split-Ks; more are variants of the same.
   static constexpr int kCandidates = 24;

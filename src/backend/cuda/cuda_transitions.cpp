@@ -66,6 +66,20 @@ CudaTransitions::CudaTransitions(uint8_t* pool, const KvShape& shape, BaseFormat
   for (int i = sizes.staged_pairs - 1; i >= 0; --i) free_staging_.push_back(i);
 }
 
+void CudaTransitions::load_code(StepMemory& step, const Stream& compute) {
+  step.begin_step();
+  const Jobs one = take_jobs(1, step);
+  one.jobs.host[0] = {0, 1}, one.places.host[0] = 0;
+  step.upload(compute);
+  if (!ring_.empty()) {
+    launch_extract_low(pair_args(one, 0, 1, ring_.data()), compute.get());
+    launch_demote(pair_args(one, 0, 1, ring_.data()), compute.get());
+  }
+  if (!staging_.empty()) launch_promote(pair_args(one, 0, 1, staging_.data()), compute.get());
+  launch_demote(pair_args(one, 0, 1, nullptr), compute.get());
+  cuda_check(cudaStreamSynchronize(compute.get()));
+}
+
 void CudaTransitions::expect(int host, Content content) const {
   EKV_CHECK(host >= 0 && host < num_host_slots(), "a host slot that does not exist");
   EKV_CHECK((content == Content::pair) == (holds_ == HostContent::whole_pairs),

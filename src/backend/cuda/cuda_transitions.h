@@ -72,6 +72,10 @@ class CudaTransitions {
   int num_host_slots() const { return int(slots_.size()); }
   size_t host_bytes() const { return host_.size(); }
 
+  // Converts the pair of pages 0 and 1 of an empty pool in every way, so that no step waits for code; it ends
+  // as BASE. For a policy that makes BASE.
+  void load_code(StepMemory& step, const Stream& compute);
+
   // Called in this order. Arrays of the step, before its upload
   void pack(const StepInput& input, StepMemory& step);
   // its demotions and promotions, before its chunks

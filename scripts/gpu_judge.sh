@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# What is asked of the program on a GPU, part after part, each bounded and whatever became of the others; then a table.
+#   scripts/gpu_judge.sh OUT [PART...]    default: the parts below in this order, but those that OUT has as passed
+# OUT/PART.txt is a part's output, OUT/judge.json the table, OUT/clocks.csv the GPU's clocks; files of parts lie beside. The
+# grid keeps its cells in OUT/grid and goes on from them: call it again with the same OUT until it has all. Seconds on an
+# H200, estimated from what the parts ran there alone:
+#   lost 20      a lost device: errors, 503, one line, exit code 3            (lost_device_test_gpu)
+#   package 40   the package where nothing is installed                       (package_test.sh)
+#   http 150     time per token over HTTP beside the same load without it     (gpu_judge.py)
+#   promote 70   M5c: pairs that come back behind decode                      (gpu_judge.py)
+#   soak 340     5 minutes of mixed load with clients that leave              (soak.py)
+#   ops 40       demotion, promotion and small kernels beside plain copies    (kernel_ops_bench)
+#   steps 150    1 x 1K and 64 x 1K, and without what makes them fast         (bench latency)
+#   gemm 100     matrix products                                              (gemm_bench)
+#   grid 3800    presets, concurrency, policies, two models                   (bench/gpu_load.py)
+# JUDGE_SECONDS=570: for all of it; what finds less than 15 s is left out. JUDGE_BUILD=build/gpu: where the programs are.
+# JUDGE_DEVICE=cpu: lost, package, http, promote, soak and grid in small on the CPU, a rehearsal of this script.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+out=${1:-}; shift || true
+[[ $out ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 1; }
+known="lost package http promote soak ops steps gemm grid"
+parts=${*:-$known}
+for part in $parts; do
+  [[ " $known " == *" $part "* ]] || { echo "gpu_judge: no part '$part'; parts are $known"; exit 1; }
+done
+mkdir -p "$out"
+export out build=${JUDGE_BUILD:-build/gpu} device=${JUDGE_DEVICE:-cuda} deadline=$((SECONDS + ${JUDGE_SECONDS:-570}))
+export program=$build/elastickv
+[[ -x $program ]] || { echo "gpu_judge: $program is missing: build it, or say JUDGE_BUILD"; exit 1; }
+judge() { python3 scripts/gpu_judge.py "$@"; }
+export -f judge
+
+# The last line that a part writes is what the table says of it.
+part_lost() {
+  local test=$build/tests/lost_device_test
+  [[ $device == cpu ]] || test+=_gpu
+  "$test" --gtest_color=no || return 1
+  echo "4 ways to lose a device end as they should"
+}
+part_package() {
+  if [[ -d package/elastickv ]]; then  # of a bundle: gpu_bundle.sh
+    tar czf "$out/package.tar.gz" --transform 's,^elastickv,elastickv-bundle,' -C package elastickv
+    scripts/package_test.sh "$out/package.tar.gz" --here --device "$device"; local rc=$?
+    rm -f "$out/package.tar.gz"; return $rc
+  fi
+  scripts/package_test.sh "$build" --here --device "$device"
+}
+part_http() {
+  local small=(); [[ $device == cuda ]] || small=(--model tiny --pool 64M --clients 4 --input 64 --output 32)
+  judge http "$out" --elastickv "$program" --device "$device" "${small[@]}"
+}
+part_promote() {
+  local load=(--clients 20 --input 4096 --output 3072 --turns 4)
+  [[ $device == cuda ]] || load=(--model tiny --pool 64M --clients 4 --input 96 --output 480 --burst 20 --turns 3 --burst-ms 200 --restores 2
+    --flag=--num-gpu-blocks-override=150 --flag=--sink-pairs=0 --flag=--recent-pairs=1 --flag=--min-demote-pairs=1
+    --flag=--min-remaining-tokens=0 --flag=--promotion=eager)
+  judge promote "$out" --elastickv "$program" --device "$device" "${load[@]}"
+}
+part_soak() {
+  local load=(--model llama-3.1-8b --minutes 5 --kv-cache-memory-bytes 20G)
+  [[ $device == cuda ]] || load=(--model tiny --minutes 0.3 --kv-cache-memory-bytes 4M --context 512 --clients 12)
+  python3 scripts/soak.py --elastickv "$program" --device "$device" "${load[@]}" --samples "$out/soak.jsonl" --log "$out/soak-server.log"
+}
+part_ops() { "$build/bench/kernel_ops_bench"; }
+part_gemm() { "$build/bench/gemm_bench" "$out/gemm-cache.txt"; }
+
+latency() {  # BATCH CONTEXT OUTPUT FLAGS...: seconds of a batch
+  local json="$out/latency.json" batch=$1 context=$2 output=$3; shift 3
+  timeout 100 "$program" bench latency --model llama-3.1-8b --load-format dummy --device cuda \
+    --kv-cache-memory-bytes $((60 << 30)) --max-num-seqs 64 --max-num-batched-tokens 8192 \
+    --batch-size "$batch" --input-len "$context" --output-len "$output" --num-iters-warmup 1 --num-iters 3 \
+    --output-json "$json" "$@" > "$out/latency.log" 2>&1 || { tail -n 5 "$out/latency.log" >&2; return 1; }
+  python3 -c "import json; print(json.load(open('$json'))['avg_latency'])"
+}
+one() {  # NAME FLAGS...: one sequence of 1K; its prefill, some 20 ms, is counted with 512 tokens
+  local name=$1 s; shift
+  s=$(latency 1 1024 512 "$@") && python3 -c "print(f'1 x 1K, $name: {$s / 512 * 1000:.3f} ms a token')"
+}
+export -f latency one
+part_steps() {
+  local bad=0 short long
+  one "all of it (goal 4.40)" || bad=1
+  one "one step at a time" --no-async-scheduling || bad=1
+  one "no graphs" --enforce-eager || bad=1
+  one "no tuning" --gemm-tuning off || bad=1
+  grep -E "loaded|captured|matrix products|GPU memory" "$out/latency.log" | sed 's/^.* info //'
+  # Two lengths, so that prefill cancels out.
+  short=$(latency 64 1024 16) && long=$(latency 64 1024 144) &&
+    python3 -c "print(f'64 x 1K, all of it (goal 6.86): {($long - $short) / 128 * 1000:.3f} ms a token')" || bad=1
+  return $bad
+}
+
+# The most telling first: the middle of the range with both presets, then its ends, then the other model. 48 with as many
+# requests as the figures of vLLM have; the rest with half of that.
+part_grid() {
+  local policies=elastic,target-only,exact-offload,static8 model cells=() small=()
+  for model in llama qwen; do
+    cells+=("$model:$policies:modern:48:4" "$model:$policies:paper015:48:2" "$model:$policies:modern:38,32:2"
+      "$model:elastic-guaranteed:modern:96:4" "$model:$policies:modern:96,16:2" "$model:$policies:paper015:38,32,96,16:2")
+  done
+  if [[ $device == cpu ]]; then
+    cells=("tiny:elastic,target-only:modern:8:1")
+    small=(--lengths 96:64 --max-num-batched-tokens 256 --kv-cache-memory-bytes 64M --kv-host-bytes 256M
+      --flag=--num-gpu-blocks-override=60 --flag=--sink-pairs=0 --flag=--recent-pairs=1 --flag=--min-demote-pairs=1)
+  fi
+  python3 bench/gpu_load.py run "$out/grid" "${cells[@]}" --elastickv "$program" --device "$device" --limit-s "$1" "${small[@]}"
+  local rc=$? wanted
+  wanted=$(python3 bench/gpu_load.py cells "${cells[@]}" | wc -l)
+  echo "$(find "$out/grid" -name '*.json' | wc -l) of $wanted cells"
+  return $rc
+}
+for part in $known; do export -f "part_$part"; done
+
+limit_of() {
+  case $1 in
+    lost) echo 120 ;; package) echo 180 ;; http) echo 300 ;; promote) echo 200 ;; soak) echo 480 ;; ops) echo 120 ;;
+    steps) echo 400 ;; gemm) echo 200 ;; grid) echo 100000 ;;
+  esac
+}
+# Clocks, power and what holds them back, beside everything: a step that is slower may be a GPU that is hot.
+sampler=
+if [[ $device == cuda ]] && command -v nvidia-smi > /dev/null; then
+  nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -lms 200 \
+    >> "$out/clocks.csv" 2>&1 & sampler=$!
+  trap 'kill $sampler 2> /dev/null' EXIT
+fi
+for part in $parts; do
+  if [[ $# == 0 ]] && judge passed "$out" "$part"; then continue; fi
+  if [[ $device == cpu && " ops steps gemm " == *" $part "* ]]; then continue; fi
+  left=$((deadline - SECONDS)) limit=$(limit_of "$part") started=$SECONDS verdict=passed
+  if ((left < 15)); then echo "$part: left out, $left s left"; continue; fi
+  ((limit <= left - 5)) || limit=$((left - 5))
+  echo "== $part, $limit s at most"
+  rc=0; timeout -k 5 "$limit" bash -c "part_$part $((limit - 5))" > "$out/$part.txt" 2>&1 || rc=$?
+  ((rc == 0)) || verdict=failed
+  ((rc != 124 && rc != 137)) || verdict=late
+  if [[ $part == grid && $verdict == failed ]]; then verdict=partly; fi
+  tail -n 8 "$out/$part.txt"
+  judge note "$out" "$part" "$verdict" "$((SECONDS - started))"
+done
+printf '\n'
+judge table "$out"
