@@ -58,8 +58,8 @@ struct KvWriteArgs {
   uint32_t* non_finite = nullptr;  // [num_seqs] set to 1, never cleared
 };
 void launch_kv_write(const KvWriteArgs& args, cudaStream_t stream);
-constexpr int kManyKvRows =
-    512;  // from here on its kernel is another one: a quarter of the groups fills the device
+// From here on its kernel is another one: a quarter of the groups fills the device.
+constexpr int kManyKvRows = 512;
 
 // Whole pairs, all layers and KV heads, in one launch.
 //
