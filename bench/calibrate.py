@@ -11,6 +11,10 @@ log has sums over the sequences of a step (bench/step_log.h); prefill chunks are
 admission, and steps whose sums do not agree with that are left out, as are steps after a pause and, after a first fit,
 steps far from it (a stall of the machine is no property of the model). Least squares of relative errors, no
 coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
+
+With --async-scheduling (the default on a GPU) a step is planned while the one before runs, and a prompt that arrives
+meanwhile waits a step longer; steps overlap in the log then. `fit` writes "steps_in_flight" into the model, with which
+`elastickv replay` simulates it unless told otherwise; `compare` simulates a run as its log says it was driven.
 """
 import argparse
 import json
@@ -106,6 +110,15 @@ def observations(path):
                 skipped += 1
         before = step
     return found, skipped
+
+
+def steps_in_flight(steps):
+    """2 if steps of a replica were planned before the one before them was collected, else 1."""
+    ends, overlaps = {}, 0
+    for step in steps:
+        overlaps += step["start_us"] < ends.get(step["replica"], 0)
+        ends[step["replica"]] = step["end_us"]
+    return 2 if overlaps else 1
 
 
 def padded(tokens, sizes):
@@ -314,6 +327,14 @@ def residuals(model, seen):
     return "\n".join(sweep.markdown(["steps"], ["count", "mean us", "sum off %", "median off %", "p99 off %"], rows))
 
 
+def log_in_flight(paths):
+    found = {path: steps_in_flight(step_log.read(path)[0]) for path in paths}
+    if len(set(found.values())) > 1:
+        sys.exit("calibrate.py: logs of one step in flight and of two; their times of a step are not the same thing, give one kind: " +
+                 ", ".join(f"{path} has {count}" for path, count in found.items()))
+    return found[paths[0]]
+
+
 def observe(paths):
     seen = []
     for path in paths:
@@ -330,7 +351,10 @@ def do_fit(args):
     like = json.loads(args.like.read_text())
     terms, values, kept = fit(seen, like, args.like_weight)
     runs = ", ".join(Path(log).name for log in args.logs)
-    model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; includes the host's part of a step")
+    in_flight = log_in_flight(args.logs)
+    host = "the host's work is beside the device's" if in_flight == 2 else "includes the host's part of a step"
+    model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; {host}")
+    model["step"]["steps_in_flight"] = in_flight
     args.model.write_text(json.dumps(model, indent=2) + "\n")
     for name, value in zip(terms.names, values):
         print(f"  {name:20} " + ("not in these logs" if value is None else f"{value:.6g} us"))
@@ -359,15 +383,19 @@ BOUNDS = {"ITL mean ms": 3, "TTFT mean ms": 10, "preemptions": 10}
 NOT_SIMULATED = ("--device", "--model", "--load-format", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override")
 
 
+ASYNC = ["--no-async-scheduling", "--async-scheduling"]  # one step in flight, two
+
+
 def simulated_flags(flags, model, log):
-    """The flags of a run for its simulation: the same pool, counted in pages."""
+    """The flags of a run for its simulation: the same pool, counted in pages, and as many steps in flight."""
     out, skip = [], False
     for flag in flags:
-        if not skip and not flag.startswith(tuple(f"{name}=" for name in NOT_SIMULATED)) and flag not in NOT_SIMULATED:
+        if not skip and flag not in ASYNC and not flag.startswith(tuple(f"{name}=" for name in NOT_SIMULATED)) and flag not in NOT_SIMULATED:
             out.append(flag)
         skip = not skip and flag in NOT_SIMULATED
-    pages = step_log.read(log)[0][0]["total_pages"]
-    return [*out, "--device", "sim", "--cost-model", str(model.resolve()), "--num-gpu-blocks-override", str(pages), "--quiet"]
+    steps = step_log.read(log)[0]
+    return [*out, "--device", "sim", "--cost-model", str(model.resolve()), "--num-gpu-blocks-override", str(steps[0]["total_pages"]),
+            ASYNC[steps_in_flight(steps) - 1], "--quiet"]
 
 
 def do_compare(args):

@@ -271,7 +271,6 @@ TEST(Replay, BadInputIsNamedByItsFlag) {
       {synthetic, "--concurrency"},
       {synthetic + std::vector<std::string>{"--concurrency", "0"}, "--concurrency"},
       {closed + std::vector<std::string>{"--replicas", "0"}, "--replicas"},
-      {closed + std::vector<std::string>{"--async-scheduling"}, "--async-scheduling"},
       {{"--synthetic", "4:10:2"}, "--cost-model"},
       {closed + std::vector<std::string>{"--cost-model", "a100"}, "--cost-model"},
       {closed + std::vector<std::string>{"--cost-model", broken_model}, "--cost-model"},
