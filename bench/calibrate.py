@@ -9,8 +9,8 @@
 What is fitted is the time from the end of a step to the end of the next: device time and what the host adds to it. The
 log has sums over the sequences of a step (bench/step_log.h); prefill chunks are found again from the order of
 admission, and steps whose sums do not agree with that are left out, as are steps after a pause and, after a first fit,
-steps far from it (a stall of the machine is no property of the model). Least squares of relative errors, no
-coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
+steps that are far from it for steps with or without prefill (a stall of the machine is no property of the model). Least squares of relative
+errors, no coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
 
 With --async-scheduling (the default on a GPU) a step is planned while the one before runs, and a prompt that arrives
 meanwhile waits a step longer; steps overlap in the log then. `fit` writes "steps_in_flight" into the model, with which
@@ -32,7 +32,8 @@ import sweep
 PAIR = 32
 FORWARD_POINTS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 PAUSE_US = 2000  # logs of old builds do not say when the engine had nothing to do
-MAX_OFF = 8  # steps further from the first fit than so many median errors (and 5 %) are left out
+MAX_OFF = 4  # steps further from the fit than so many median errors of their kind (and 5 %) are left out of the next
+ROUNDS = 5
 
 
 def chunks_of(steps, requests):
@@ -159,7 +160,8 @@ class Terms:
             points.append([b, round(us, 3)])
         model.update(name=name, description=f"fitted: {source}")
         fitted = {"step": {"fixed_us": 0, "per_seq_us": c["per sequence"]}, "forward": {"tokens_us": points},
-                  "prefill_attention": {"per_chunk_us": c["prefill chunk"], "per_key_us": c["prefill key"]},
+                  "prefill_attention": None if c["prefill chunk"] is None else
+                  {"per_chunk_us": c["prefill chunk"], "per_key_us": c["prefill key"]},
                   "decode_attention": self.decode(c), "demotion": self.job(c, "demotion", "demoted pair"),
                   "promotion": self.job(c, "promotion", "promoted pair")}
         for section, members in fitted.items():
@@ -251,31 +253,39 @@ def guesses(like):
 
 
 def weighted(terms, kept, like, like_weight):
-    """Rows and values of the least squares: errors relative to the time of a step.
+    """Rows and values of the least squares: errors relative to the price of a step so far. Its time may be a stall's.
 
     A thousand equal steps say little more than a few: a kind of step weighs as the root of its count. The guesses
     weigh `like_weight` of all together, so that they decide only what the logs leave open.
     """
     kinds = {}
-    for work, us, _ in kept:
-        kinds.setdefault((kind_of(work), padded(work.tokens, terms.sizes)), []).append((work, us))
-    rows = [(work, us, len(kind) ** -0.25) for kind in kinds.values() for work, us in kind]
+    for work, us, so_far in kept:
+        kinds.setdefault((kind_of(work), padded(work.tokens, terms.sizes)), []).append((work, us, so_far))
+    rows = [(work, us, so_far, len(kind) ** -0.25) for kind in kinds.values() for work, us, so_far in kind]
     seen = [any(terms.row(work)[i] for work, _, _ in kept) for i in range(len(terms.names))]
     guessed = [(w, us) for w, us in guesses(like) if all(s or not v for s, v in zip(seen, terms.row(w)))]
-    share = (like_weight * sum(weight ** 2 for _, _, weight in rows) / max(1, len(guessed))) ** 0.5
-    rows += [(work, us, share) for work, us in guessed]
-    return [[weight * v / us for v in terms.row(work)] for work, us, weight in rows], [weight for _, _, weight in rows]
+    share = (like_weight * sum(weight ** 2 for _, _, _, weight in rows) / max(1, len(guessed))) ** 0.5
+    rows += [(work, us, us, share) for work, us in guessed]
+    return ([[weight * v / so_far for v in terms.row(work)] for work, _, so_far, weight in rows],
+            [weight * us / so_far for _, us, so_far, weight in rows])
 
 
 def fit(seen, like, like_weight):
-    """Terms, their coefficients and the steps that these were fitted to, without those that are far off."""
-    terms, kept = Terms([work for work, _, _ in seen], like), seen
-    for _ in range(4):
-        values = non_negative_least_squares(*weighted(terms, kept, like, like_weight))
-        errors = [abs(price(terms.row(work), values) / us - 1) for work, us, _ in seen]
-        bound = max(0.05, MAX_OFF * statistics.median(errors))
-        kept = [one for one, error in zip(seen, errors) if error <= bound]
-    return terms, values, kept
+    """Terms, their coefficients and the steps that these were fitted to, without those that are far off.
+
+    Far for a step of its kind, with prefill or without: by the many decodes alone every prefill would be.
+    """
+    prices, kept = [model_us(like, work) for work, _, _ in seen], range(len(seen))
+    for _ in range(ROUNDS):
+        terms = Terms([seen[i][0] for i in kept], like)
+        values = non_negative_least_squares(*weighted(terms, [(*seen[i][:2], prices[i]) for i in kept], like, like_weight))
+        prices = [max(1, price(terms.row(work), values)) for work, _, _ in seen]
+        errors = {}
+        for i, (work, us, _) in enumerate(seen):
+            errors.setdefault(work.num_long > 0, {})[i] = abs(us / prices[i] - 1)
+        bounds = {kind: max(0.05, MAX_OFF * statistics.median(of.values())) for kind, of in errors.items()}
+        kept = sorted(i for kind, of in errors.items() for i, error in of.items() if error <= bounds[kind])
+    return terms, values, [seen[i] for i in kept]
 
 
 def price(row, values):

@@ -157,6 +157,22 @@ class Fit(unittest.TestCase):
         for clean, other in zip(calibrate.fit(seen, like, 0.02)[1], calibrate.fit(shaken, like, 0.02)[1]):
             self.assertAlmostEqual(clean or 0, other or 0, delta=0.05 * max(clean or 0, 1e-9) + 1e-6 if (clean or 0) < 100 else 100)
 
+    def test_steps_that_were_handed_out_with_the_next_one_do_not_move_the_fit(self):
+        seen, _ = calibrate.observations(self.logs[1])
+        like, shaken = json.loads(LIKE.read_text()), list(seen)
+        prompts = [i for i, (work, _, _) in enumerate(seen[:-1]) if work.num_long and work.decodes][::9]
+        for i in prompts:
+            both = seen[i][1] + seen[i + 1][1]
+            shaken[i], shaken[i + 1] = ((seen[i + k][0], us, seen[i + k][2]) for k, us in enumerate((both - 2000, 2000)))
+        self.assertGreater(len(prompts), 3)
+        fits = [calibrate.fit(steps, like, 0.001) for steps in (seen, shaken)]
+        models = [terms.model(values, "m", "test") for terms, values, _ in fits]
+        for work, _, _ in seen:
+            clean, other = (calibrate.model_us(model, work) for model in models)
+            self.assertLess(abs(other / clean - 1), 0.02)
+        moved = {i + k for i in prompts for k in (0, 1)}
+        self.assertEqual(fits[1][2], [one for i, one in enumerate(shaken) if i not in moved])
+
     def test_what_the_logs_do_not_have_stays_as_it_was(self):
         log = Path(self.folder.name) / "plain.jsonl"
         simulate(self.model, log, "--synthetic", "40:700:100", "--concurrency", "4", "--kv-policy", "target-only", *POOL)
