@@ -9,10 +9,15 @@
 What is fitted is the time from the end of a step to the end of the next: device time and what the host adds to it. The
 log has sums over the sequences of a step (bench/step_log.h); prefill chunks are found again from the order of
 admission, and steps whose sums do not agree with that are left out, as are steps after a pause and, after a first fit,
-steps far from it (a stall of the machine is no property of the model). Least squares of relative errors, no
-coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
+steps that are far from it for steps with or without prefill (a stall of the machine is no property of the model). Least squares of relative
+errors, no coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.
+
+With --async-scheduling (the default on a GPU) a step is planned while the one before runs, and a prompt that arrives
+meanwhile waits a step longer; steps overlap in the log then. `fit` writes "steps_in_flight" into the model, with which
+`elastickv replay` simulates it unless told otherwise; `compare` simulates a run as its log says it was driven.
 """
 import argparse
+import bisect
 import json
 import re
 import shlex
@@ -27,7 +32,8 @@ import sweep
 PAIR = 32
 FORWARD_POINTS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 PAUSE_US = 2000  # logs of old builds do not say when the engine had nothing to do
-MAX_OFF = 8  # steps further from the first fit than so many median errors (and 5 %) are left out
+MAX_OFF = 4  # steps further from the fit than so many median errors of their kind (and 5 %) are left out of the next
+ROUNDS = 5
 
 
 def chunks_of(steps, requests):
@@ -108,6 +114,15 @@ def observations(path):
     return found, skipped
 
 
+def steps_in_flight(steps):
+    """2 if steps of a replica were planned before the one before them was collected, else 1."""
+    ends, overlaps = {}, 0
+    for step in steps:
+        overlaps += step["start_us"] < ends.get(step["replica"], 0)
+        ends[step["replica"]] = step["end_us"]
+    return 2 if overlaps else 1
+
+
 def padded(tokens, sizes):
     return next((size for size in sizes if size >= tokens), tokens)
 
@@ -145,7 +160,8 @@ class Terms:
             points.append([b, round(us, 3)])
         model.update(name=name, description=f"fitted: {source}")
         fitted = {"step": {"fixed_us": 0, "per_seq_us": c["per sequence"]}, "forward": {"tokens_us": points},
-                  "prefill_attention": {"per_chunk_us": c["prefill chunk"], "per_key_us": c["prefill key"]},
+                  "prefill_attention": None if c["prefill chunk"] is None else
+                  {"per_chunk_us": c["prefill chunk"], "per_key_us": c["prefill key"]},
                   "decode_attention": self.decode(c), "demotion": self.job(c, "demotion", "demoted pair"),
                   "promotion": self.job(c, "promotion", "promoted pair")}
         for section, members in fitted.items():
@@ -237,31 +253,39 @@ def guesses(like):
 
 
 def weighted(terms, kept, like, like_weight):
-    """Rows and values of the least squares: errors relative to the time of a step.
+    """Rows and values of the least squares: errors relative to the price of a step so far. Its time may be a stall's.
 
     A thousand equal steps say little more than a few: a kind of step weighs as the root of its count. The guesses
     weigh `like_weight` of all together, so that they decide only what the logs leave open.
     """
     kinds = {}
-    for work, us, _ in kept:
-        kinds.setdefault((kind_of(work), padded(work.tokens, terms.sizes)), []).append((work, us))
-    rows = [(work, us, len(kind) ** -0.25) for kind in kinds.values() for work, us in kind]
+    for work, us, so_far in kept:
+        kinds.setdefault((kind_of(work), padded(work.tokens, terms.sizes)), []).append((work, us, so_far))
+    rows = [(work, us, so_far, len(kind) ** -0.25) for kind in kinds.values() for work, us, so_far in kind]
     seen = [any(terms.row(work)[i] for work, _, _ in kept) for i in range(len(terms.names))]
     guessed = [(w, us) for w, us in guesses(like) if all(s or not v for s, v in zip(seen, terms.row(w)))]
-    share = (like_weight * sum(weight ** 2 for _, _, weight in rows) / max(1, len(guessed))) ** 0.5
-    rows += [(work, us, share) for work, us in guessed]
-    return [[weight * v / us for v in terms.row(work)] for work, us, weight in rows], [weight for _, _, weight in rows]
+    share = (like_weight * sum(weight ** 2 for _, _, _, weight in rows) / max(1, len(guessed))) ** 0.5
+    rows += [(work, us, us, share) for work, us in guessed]
+    return ([[weight * v / so_far for v in terms.row(work)] for work, _, so_far, weight in rows],
+            [weight * us / so_far for _, us, so_far, weight in rows])
 
 
 def fit(seen, like, like_weight):
-    """Terms, their coefficients and the steps that these were fitted to, without those that are far off."""
-    terms, kept = Terms([work for work, _, _ in seen], like), seen
-    for _ in range(4):
-        values = non_negative_least_squares(*weighted(terms, kept, like, like_weight))
-        errors = [abs(price(terms.row(work), values) / us - 1) for work, us, _ in seen]
-        bound = max(0.05, MAX_OFF * statistics.median(errors))
-        kept = [one for one, error in zip(seen, errors) if error <= bound]
-    return terms, values, kept
+    """Terms, their coefficients and the steps that these were fitted to, without those that are far off.
+
+    Far for a step of its kind, with prefill or without: by the many decodes alone every prefill would be.
+    """
+    prices, kept = [model_us(like, work) for work, _, _ in seen], range(len(seen))
+    for _ in range(ROUNDS):
+        terms = Terms([seen[i][0] for i in kept], like)
+        values = non_negative_least_squares(*weighted(terms, [(*seen[i][:2], prices[i]) for i in kept], like, like_weight))
+        prices = [max(1, price(terms.row(work), values)) for work, _, _ in seen]
+        errors = {}
+        for i, (work, us, _) in enumerate(seen):
+            errors.setdefault(work.num_long > 0, {})[i] = abs(us / prices[i] - 1)
+        bounds = {kind: max(0.05, MAX_OFF * statistics.median(of.values())) for kind, of in errors.items()}
+        kept = sorted(i for kind, of in errors.items() for i, error in of.items() if error <= bounds[kind])
+    return terms, values, [seen[i] for i in kept]
 
 
 def price(row, values):
@@ -314,6 +338,14 @@ def residuals(model, seen):
     return "\n".join(sweep.markdown(["steps"], ["count", "mean us", "sum off %", "median off %", "p99 off %"], rows))
 
 
+def log_in_flight(paths):
+    found = {path: steps_in_flight(step_log.read(path)[0]) for path in paths}
+    if len(set(found.values())) > 1:
+        sys.exit("calibrate.py: logs of one step in flight and of two; their times of a step are not the same thing, give one kind: " +
+                 ", ".join(f"{path} has {count}" for path, count in found.items()))
+    return found[paths[0]]
+
+
 def observe(paths):
     seen = []
     for path in paths:
@@ -330,7 +362,10 @@ def do_fit(args):
     like = json.loads(args.like.read_text())
     terms, values, kept = fit(seen, like, args.like_weight)
     runs = ", ".join(Path(log).name for log in args.logs)
-    model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; includes the host's part of a step")
+    in_flight = log_in_flight(args.logs)
+    host = "the host's work is beside the device's" if in_flight == 2 else "includes the host's part of a step"
+    model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; {host}")
+    model["step"]["steps_in_flight"] = in_flight
     args.model.write_text(json.dumps(model, indent=2) + "\n")
     for name, value in zip(terms.names, values):
         print(f"  {name:20} " + ("not in these logs" if value is None else f"{value:.6g} us"))
@@ -354,20 +389,40 @@ def measured(path):
             "seconds": run_us / 1e6, "steps": len(steps)}
 
 
+def handed_out_late(model, log):
+    """What the simulation has not: steps whose tokens the host handed out only when the next step had ended too.
+
+    Such a step takes the time of both, the next one none. How many, and what that adds to the mean TTFT in ms.
+    """
+    priced = [(us, model_us(model, work), step) for work, us, step in observations(log)[0]]
+    late_us = {step["end_us"]: next_price - next_us for (us, price, step), (next_us, next_price, after) in zip(priced, priced[1:])
+               if us - price > next_price / 2 and next_us < next_price / 2 and after["step"] == step["step"] + 1}
+    steps, requests = step_log.read(log)
+    ends = [step["end_us"] for step in steps]
+    firsts = [r["arrival_us"] + r["gaps_us"][0] for r in requests if r["gaps_us"]]
+    extra_us = sum(late_us.get(ends[bisect.bisect_left(ends, first_us)], 0) for first_us in firsts)
+    return len(late_us), extra_us / max(1, len(firsts)) / 1e3
+
+
 # What a prediction is held to: percent off the run.
 BOUNDS = {"ITL mean ms": 3, "TTFT mean ms": 10, "preemptions": 10}
 NOT_SIMULATED = ("--device", "--model", "--load-format", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override")
 
 
+ASYNC = ["--no-async-scheduling", "--async-scheduling"]  # one step in flight, two
+
+
 def simulated_flags(flags, model, log):
-    """The flags of a run for its simulation: the same pool, counted in pages."""
+    """The flags of a run for its simulation: the same pool, counted in pages, and as many steps in flight."""
     out, skip = [], False
     for flag in flags:
-        if not skip and not flag.startswith(tuple(f"{name}=" for name in NOT_SIMULATED)) and flag not in NOT_SIMULATED:
+        other = flag in NOT_SIMULATED or flag.startswith(tuple(f"{name}=" for name in NOT_SIMULATED))
+        if not skip and not other and flag not in ASYNC:
             out.append(flag)
         skip = not skip and flag in NOT_SIMULATED
-    pages = step_log.read(log)[0][0]["total_pages"]
-    return [*out, "--device", "sim", "--cost-model", str(model.resolve()), "--num-gpu-blocks-override", str(pages), "--quiet"]
+    steps = step_log.read(log)[0]
+    return [*out, "--device", "sim", "--cost-model", str(model.resolve()), "--num-gpu-blocks-override", str(steps[0]["total_pages"]),
+            ASYNC[steps_in_flight(steps) - 1], "--quiet"]
 
 
 def do_compare(args):
@@ -389,6 +444,8 @@ def do_compare(args):
         good &= bound is None or abs(off) <= bound
         rows.append([name, f"{value:,.2f}", f"{theirs[name]:,.2f}", f"{off:+.1f}", "" if bound is None else f"{bound}"])
     print("\n".join(sweep.markdown([""], ["run", "simulated", "off %", "bound %"], rows)))
+    count, late_ms = handed_out_late(json.loads(args.model.read_text()), log)
+    print(f"{count} of the run's steps were handed out with the one after them, which the simulation has not: +{late_ms:.1f} ms TTFT mean")
     return 0 if good else 1
 
 

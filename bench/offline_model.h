@@ -18,7 +18,7 @@ struct OfflineModelFlags {
   uint64_t seed = 0;
   EngineConfig engine;  // max_model_len is decided by the requests, async_scheduling by the next line
   CudaLaunch cuda_launch;
-  std::optional<bool> async_scheduling;  // absent: as the device has it
+  std::optional<bool> async_scheduling;  // absent: as the device or the cost model has it
 };
 
 Result<Model> load_model(const OfflineModelFlags& flags);

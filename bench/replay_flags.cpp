@@ -161,8 +161,6 @@ void finish_target(ReplayFlags& flags) {
                                            fmt::join(shipped_cost_models(), ", ")));
   if (flags.device == "sim" && !flags.model.model.empty())
     wrong_flag("--model", "the simulator knows its model from --cost-model");
-  if (flags.device == "sim" && flags.model.async_scheduling.value_or(false))
-    wrong_flag("--async-scheduling", "the simulator has one step in flight; it is for --device cpu and cuda");
   if (flags.device == "sim") return;
   if (flags.model.model.empty())
     wrong_flag("--model",
@@ -211,7 +209,7 @@ std::optional<int> parse_replay_flags(int argc, const char* const* argv, ReplayF
   add_target_flags(app, flags, raw);
   CLI::App* engine = app.add_option_group("Engine", "Engine, as `elastickv serve` has it; not with --url");
   add_engine_flags(*engine, flags.model.engine, raw.engine);
-  add_async_flag(*engine, flags.model.async_scheduling);
+  add_async_flag(*engine, flags.model.async_scheduling, "on a GPU; sim: as the cost model was measured");
   add_cuda_flags(*engine, flags.model.cuda_launch);
   add_kv_flags(*engine, flags.model.engine, flags.model.base_fill, raw.kv);
   add_result_flags(app, flags, raw);

@@ -102,10 +102,10 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
       raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
 }
 
-void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling) {
+void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const std::string& on_by_default) {
   app.add_flag_function(
       "--async-scheduling,!--no-async-scheduling", [&](int64_t count) { async_scheduling = count > 0; },
-      "plan and submit a step while the device works on the one before (default: on a GPU)");
+      "plan and submit a step while the device works on the one before (default: " + on_by_default + ")");
 }
 
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {

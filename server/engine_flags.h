@@ -24,8 +24,10 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw);
 // Throws CLI::ValidationError.
 void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
 
-// Unset: as the device has it, see default_async_scheduling().
-void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling);
+// Unset: as the device has it, see default_async_scheduling(), or as the command says: `on_by_default` ends the
+// sentence of its help.
+void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling,
+                    const std::string& on_by_default = "on a GPU");
 
 // "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch);

@@ -158,7 +158,7 @@ Json valid_file() {
   const auto section = [](Json figures) { return figures["source"] = "test", figures; };
   return {{"name", "m"},
           {"kv", section({{"target_bytes_per_token", 1024}, {"base_bytes_per_token", 516}})},
-          {"step", section({{"fixed_us", 1}, {"per_seq_us", 0}})},
+          {"step", section({{"fixed_us", 1}, {"per_seq_us", 0}, {"steps_in_flight", 2}})},
           {"forward", section({{"graph_sizes", {1, 2}}, {"tokens_us", {{1, 10}, {5, 20.5}}}})},
           {"prefill_attention", section({{"per_chunk_us", 0}, {"per_key_us", 0.1}})},
           {"decode_attention",
@@ -177,6 +177,7 @@ TEST(CostModelFile, ReadsEveryFigure) {
   ASSERT_EQ(model->forward.size(), 2u);
   EXPECT_EQ(model->forward[1].us, 20.5);
   EXPECT_EQ(model->prefill_per_key_us, 0.1);
+  EXPECT_EQ(model->steps_in_flight, 2);
   EXPECT_EQ(model->from_host.bytes_per_us, 6);
   EXPECT_EQ(model->from_host.latency_us, 2);
   EXPECT_EQ(model->to_host.bytes_per_us, 5);
@@ -211,6 +212,8 @@ TEST(CostModelFile, RefusesWhatMakesNoSense) {
   };
   expect_refused(changed("step", "fixed_us", -1), "must be >= 0, got -1");
   expect_refused(changed("step", "fixed_us", "1"), "must be a number");
+  for (const Json& count : {Json(0), Json(3), Json(1.5), Json("2")})
+    expect_refused(changed("step", "steps_in_flight", count), "'steps_in_flight' must be 1 to 2");
   expect_refused(changed("step", "per_sequence_us", 1), "section 'step' has a member that is none of");
   expect_refused(changed("decode_attention", "bytes_per_us", 0), "must be > 0");
   expect_refused(changed("forward", "graph_sizes", {2, 2}), "must ascend");

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backend/sim/shipped_models.h"
 #include "bench/command.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
@@ -242,6 +243,32 @@ TEST(Replay, TheSeriesShowsWhatHeldAtEachPoint) {
   EXPECT_EQ(series["offered_tokens"][count - 1], ran.result["input_tokens"]);
 }
 
+TEST(Replay, StepsInFlightAreThoseOfTheCostModelUnlessTheFlagIsGiven) {
+  const std::vector<std::string> load{"--synthetic", "12:300:40", "--concurrency", "4", "--quiet"};
+  ASSERT_EQ(shipped_model_names()[0], "a100-llama-3.1-8b");
+  Json file = *parse_json(shipped_model_texts()[0]);
+  file["step"]["steps_in_flight"] = 2;
+  const std::string two = write_trace("two.json", file.dump());
+  const struct {
+    std::string model;
+    std::vector<std::string> flags;
+    bool async;
+  } cases[] = {{"a100-llama-3.1-8b", {}, false},
+               {"a100-llama-3.1-8b", {"--async-scheduling"}, true},
+               {two, {}, true},
+               {two, {"--no-async-scheduling"}, false}};
+  std::string hashes[2];
+  for (const auto& c : cases) {
+    const Ran ran = run_json(load + std::vector<std::string>{"--cost-model", c.model} + c.flags);
+    ASSERT_EQ(ran.code, 0) << ran.err;
+    EXPECT_EQ(ran.result["async_scheduling"], c.async);
+    std::string& hash = hashes[c.async];
+    if (hash.empty()) hash = ran.result["log_hash"];
+    EXPECT_EQ(ran.result["log_hash"], hash);
+  }
+  EXPECT_NE(hashes[0], hashes[1]);
+}
+
 TEST(Replay, BadInputIsNamedByItsFlag) {
   const std::string broken_model = write_trace("model.json", "{}"),
                     cut_trace = write_trace("cut.jsonl", "{\"timest");
@@ -272,7 +299,6 @@ TEST(Replay, BadInputIsNamedByItsFlag) {
       {synthetic, "--concurrency"},
       {synthetic + std::vector<std::string>{"--concurrency", "0"}, "--concurrency"},
       {closed + std::vector<std::string>{"--replicas", "0"}, "--replicas"},
-      {closed + std::vector<std::string>{"--async-scheduling"}, "--async-scheduling"},
       {{"--synthetic", "4:10:2"}, "--cost-model"},
       {closed + std::vector<std::string>{"--cost-model", "a100"}, "--cost-model"},
       {closed + std::vector<std::string>{"--cost-model", broken_model}, "--cost-model"},

@@ -134,6 +134,55 @@ TEST(SimReplay, WhoArrivesAtTheEndOfAStepIsInTheNext) {
     EXPECT_EQ(record.first_scheduled_us, record.arrival_us);
 }
 
+// Every step takes 1,000 us and one long request keeps them coming: another that arrives while one of them runs
+// is planned at its end, into the next step, or, if that was planned already, into the one after it.
+TEST(SimReplay, WithTwoStepsInFlightAnArrivalWaitsAStepLonger) {
+  Sim sim = simulated();
+  sim.model = {.target_bytes_per_token = 1,
+               .base_bytes_per_token = 1,
+               .step_fixed_us = 1000,
+               .forward = {{1, 0}},
+               .decode_bytes_per_us = 1e9,
+               .to_host = {.bytes_per_us = 1},
+               .from_host = {.bytes_per_us = 1}};
+  for (const int64_t arrival_us : {1, 500, 1000, 1001, 9'999, 10'000, 17'300}) {
+    SCOPED_TRACE(arrival_us);
+    ReplayLoad load = synthetic_load(3, 10, 40);
+    load.requests[1].num_output = 2;
+    load.requests[1].arrival_us = arrival_us;
+    load.requests[2].arrival_us = 1'000'500;  // nobody else is there
+    for (const bool async : {false, true}) {
+      sim.options.engine.async_scheduling = async;
+      const ReplayResult result = run(load, sim);
+      for (size_t i = 0; i < 40; ++i) {
+        EXPECT_EQ(result.requests[0].token_us[i], int64_t(i + 1) * 1000) << "the device never waits";
+        EXPECT_EQ(result.requests[2].token_us[i], 1'000'500 + int64_t(i + 1) * 1000);
+      }
+      const int64_t planned_us = (arrival_us + 999) / 1000 * 1000;
+      EXPECT_EQ(result.requests[1].first_scheduled_us, planned_us);
+      EXPECT_EQ(result.requests[1].token_us[0], planned_us + (async ? 2000 : 1000));
+      EXPECT_EQ(result.requests[1].token_us[1], planned_us + (async ? 3000 : 2000));
+    }
+  }
+}
+
+TEST(SimReplay, TwoStepsInFlightGiveEqualLogsAndEveryTokenToo) {
+  const ReplayLoad load = random_load(6, 60);
+  Sim sim = simulated();
+  sim.options.engine.kv.num_pages = 300;
+  const ReplayResult one = run(load, sim);
+  sim.options.engine.async_scheduling = true;
+  const ReplayResult two = run(load, sim);
+  expect_complete(load, two);
+  EXPECT_GT(two.preemptions, 0) << "the run must be under pressure to mean something";
+  EXPECT_EQ(run(load, sim).log_hash, two.log_hash);
+  EXPECT_NE(one.log_hash, two.log_hash);
+  sim.replicas = 3;
+  const ReplayResult three = run(load, sim);
+  expect_complete(load, three);
+  EXPECT_EQ(run(load, sim).log_hash, three.log_hash);
+}
+
 TEST(SimReplay, ReplicasShareTheLoadAndKeepTheirOwnTime) {
   const ReplayLoad load = random_load(4, 120);
   Sim sim = simulated();

@@ -53,6 +53,8 @@ struct CostModel {
   double base_bytes_per_token = 0;
 
   double step_fixed_us = 0, step_per_seq_us = 0;
+  int steps_in_flight = 1;  // 2: the machine whose times these are was given a step while it worked on the one
+                            // before, so the host's work is not in them
   std::vector<int> graph_sizes;      // ascending; token counts are padded up to the next, larger ones are not
   std::vector<TokensPoint> forward;  // all but attention; linear between points, last slope beyond them
 

@@ -44,6 +44,14 @@ class Section {
       fail(fmt::format("'{}' must be {}, got {}", key, may_be_zero ? ">= 0" : "> 0", out));
   }
 
+  void read(const char* key, int& out, int least, int most) {
+    const Json& value = use(key);
+    if (error_) return;
+    if (!value.is_number_integer() || value < least || value > most)
+      return fail(fmt::format("'{}' must be {} to {}", key, least, most));
+    out = value.get<int>();
+  }
+
   void read(const char* key, std::vector<int>& out) {
     for (const Json& value : list(key)) {
       if (!is_count(value)) return fail(fmt::format("'{}' must hold token counts >= 1", key));
@@ -103,6 +111,7 @@ void read_step(const Json& file, CostModel& model, Status& error) {
   Section step(file, "step", error);
   step.read("fixed_us", model.step_fixed_us);
   step.read("per_seq_us", model.step_per_seq_us);
+  step.read("steps_in_flight", model.steps_in_flight, 1, 2);
 }
 
 void read_forward(const Json& file, CostModel& model, Status& error) {

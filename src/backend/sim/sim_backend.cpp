@@ -52,36 +52,45 @@ SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock, int 
             .num_pages = num_pages,
             .num_host_slots = num_host_slots,
             .low_plane_bytes = model_.slot_bytes(HostContent::low_planes),
-            .pair_bytes = model_.slot_bytes(HostContent::whole_pairs)},
+            .pair_bytes = model_.slot_bytes(HostContent::whole_pairs),
+            .max_steps_in_flight = kStepsInFlight},
       transfers_(model_.to_host, model_.from_host) {}
 
-void SimBackend::start_transfer(TransferKind kind, uint32_t ticket) {
-  transfers_.start(clock_.now_us(),
-                   is_to_host(kind) ? TransferDirection::to_host : TransferDirection::from_host,
+void SimBackend::start_transfer(int64_t begin_us, TransferKind kind, uint32_t ticket) {
+  transfers_.start(begin_us, is_to_host(kind) ? TransferDirection::to_host : TransferDirection::from_host,
                    is_whole_pair(kind) ? info_.pair_bytes : info_.low_plane_bytes, ticket);
 }
 
+// Copies are queued here for the times at which the step will begin and end: no later step begins before.
 void SimBackend::submit(const StepInput& input) {
-  jobs_.assign(input.transfers.begin(), input.transfers.end());
-  waits_ = input.q_start.size() < 2 && input.demotes.empty() && input.promotes.empty() && jobs_.empty();
-  for (const DemoteJob& job : input.demotes)
-    if (job.low >= 0) start_transfer(TransferKind::backup_low, job.ticket);
-  for (const TransferJob& job : jobs_)
-    if (job.kind == TransferKind::load_pair) start_transfer(job.kind, job.ticket);
+  EKV_CHECK(num_flights_ < flights_.size(), "a step was submitted before an older one was collected");
+  Flight& flight = flights_[(first_ + num_flights_++) % flights_.size()];
   measure_work(input, work_);
-  output_.rows.clear();
-  for (const SampleRow& row : input.sample_rows) output_.rows.push_back(answer(row));
+  const int64_t begin_us = std::max(clock_.now_us(), free_us_);
+  free_us_ = flight.end_us = begin_us + std::llround(step_us(model_, work_));
+  flight.waits =
+      work_.chunks.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  for (const DemoteJob& job : input.demotes)
+    if (job.low >= 0) start_transfer(begin_us, TransferKind::backup_low, job.ticket);
+  for (const bool with_the_step : {true, false})
+    for (const TransferJob& job : input.transfers)
+      if ((job.kind == TransferKind::load_pair) == with_the_step)
+        start_transfer(with_the_step ? begin_us : flight.end_us, job.kind, job.ticket);
+  flight.rows.clear();
+  for (const SampleRow& row : input.sample_rows) flight.rows.push_back(answer(row));
 }
 
 const StepOutput& SimBackend::collect() {
-  clock_.advance_us(std::llround(step_us(model_, work_)));
-  if (const auto next_us = transfers_.next_done_us(); waits_ && next_us && *next_us > clock_.now_us())
-    clock_.advance_us(*next_us - clock_.now_us());
-  for (const TransferJob& job : jobs_)
-    if (job.kind != TransferKind::load_pair) start_transfer(job.kind, job.ticket);
+  EKV_CHECK(num_flights_ > 0, "there is no step to collect");
+  Flight& flight = flights_[first_];
+  first_ = (first_ + 1) % flights_.size(), --num_flights_;
+  clock_.advance_to(flight.end_us);
+  const auto next_us = transfers_.next_done_us();
+  if (flight.waits && next_us) clock_.advance_to(*next_us);
   done_.clear();
   transfers_.take_done(clock_.now_us(), done_);
   output_.transfers_done.assign(done_.begin(), done_.end());
+  output_.rows.swap(flight.rows);  // the flight gets the buffer of a step whose output is not valid any more
   return output_;
 }
 

@@ -8,12 +8,20 @@ namespace ekv {
 TransferServers::TransferServers(const LinkModel& to_host, const LinkModel& from_host)
     : servers_{Server{.link = to_host}, Server{.link = from_host}} {}
 
-int64_t TransferServers::start(int64_t now_us, TransferDirection direction, size_t bytes, uint64_t id) {
+void TransferServers::Queue::push(const Transfer& transfer) {
+  if (first_ > 0 && transfers_.size() == transfers_.capacity() && 2 * first_ >= transfers_.size()) {
+    transfers_.erase(transfers_.begin(), transfers_.begin() + std::ptrdiff_t(first_));
+    first_ = 0;
+  }
+  transfers_.push_back(transfer);
+}
+
+int64_t TransferServers::start(int64_t begin_us, TransferDirection direction, size_t bytes, uint64_t id) {
   Server& server = servers_[size_t(direction)];
-  const double begin_us = std::max(double(now_us), server.free_us);
-  server.free_us = begin_us + server.link.latency_us + double(bytes) / server.link.bytes_per_us;
+  const double start_us = std::max(double(begin_us), server.free_us);
+  server.free_us = start_us + server.link.latency_us + double(bytes) / server.link.bytes_per_us;
   const auto done_us = int64_t(std::ceil(server.free_us));
-  server.queue.push_back({.done_us = done_us, .bytes = bytes, .id = id});
+  server.queue.push({.done_us = done_us, .bytes = bytes, .id = id});
   server.bytes_in_flight += bytes;
   return done_us;
 }
@@ -32,7 +40,7 @@ void TransferServers::take_done(int64_t now_us, std::vector<uint64_t>& done) {
     Server& server = servers_[size_t(first - servers_.data())];
     server.bytes_in_flight -= server.queue.front().bytes;
     done.push_back(server.queue.front().id);
-    server.queue.pop_front();
+    server.queue.pop();
   }
 }
 

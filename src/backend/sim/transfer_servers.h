@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <deque>
 #include <optional>
 #include <vector>
 
@@ -19,9 +18,9 @@ class TransferServers {
  public:
   TransferServers(const LinkModel& to_host, const LinkModel& from_host);
 
-  // Queues a transfer at `now_us` (Clock time; must not decrease from call to call). Returns when it will be
-  // done.
-  int64_t start(int64_t now_us, TransferDirection direction, size_t bytes, uint64_t id);
+  // Queues a transfer for `begin_us` (Clock time, which may be still to come; must not decrease from call to
+  // call). Returns when it will be done.
+  int64_t start(int64_t begin_us, TransferDirection direction, size_t bytes, uint64_t id);
 
   // Appends the ids of what is done at `now_us` to `done`, each once: in order of completion, at equal times
   // those to the host first.
@@ -36,11 +35,24 @@ class TransferServers {
     size_t bytes = 0;
     uint64_t id = 0;
   };
+  // First in, first out. What was popped is cut off when it is half of the memory, so that a queue which has
+  // been as long as it gets allocates nothing.
+  class Queue {
+   public:
+    bool empty() const { return first_ == transfers_.size(); }
+    const Transfer& front() const { return transfers_[first_]; }
+    void pop() { ++first_; }
+    void push(const Transfer& transfer);
+
+   private:
+    std::vector<Transfer> transfers_;
+    size_t first_ = 0;
+  };
   struct Server {
     LinkModel link;
     double free_us = 0;  // fractions of a microsecond are kept, so that many small transfers do not drift
     size_t bytes_in_flight = 0;
-    std::deque<Transfer> queue;
+    Queue queue;
   };
   const Server* next() const;  // the server whose first transfer is done first; null: none
 
