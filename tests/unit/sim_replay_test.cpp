@@ -9,7 +9,6 @@
 #include <map>
 #include <random>
 
-#include "bench/step_log.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -217,23 +216,6 @@ TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
   EXPECT_GT(recomputed, 0) << "the run must be under pressure to mean something";
   EXPECT_EQ(recomputed, result.recomputed_tokens);
   EXPECT_EQ(prefill, result.prefill_tokens);
-}
-
-uint64_t hash_of(const char* kind, std::vector<LogField> fields, std::vector<int64_t> list) {
-  Result<std::unique_ptr<StepLog>> log = StepLog::open("");
-  EXPECT_TRUE(bool(log));
-  (*log)->write(kind, fields, "list", list);
-  return (*log)->hash();
-}
-
-TEST(StepLog, TheHashSeesEveryValue) {
-  const uint64_t plain = hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4});
-  EXPECT_EQ(hash_of("step", {{"a", 1}, {"b", 2}}, {3, 4}), plain);
-  EXPECT_NE(hash_of("request", {{"a", 1}, {"b", 2}}, {3, 4}), plain);
-  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 3}}, {3, 4}), plain);
-  EXPECT_NE(hash_of("step", {{"a", 2}, {"b", 2}}, {3, 4}), plain);
-  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 2}}, {3, 5}), plain);
-  EXPECT_NE(hash_of("step", {{"a", 1}, {"b", 2}, {"c", 3}}, {4}), plain) << "fields and list are told apart";
 }
 
 }  // namespace
