@@ -100,11 +100,7 @@ Json load_labels(const ReplayFlags& flags, const Trace& trace) {
           {"truncated", trace.num_truncated}};
 }
 
-bool overlaps(const ReplayFlags& flags) {
-  return flags.model.async_scheduling.value_or(flags.device == name_of(Device::cuda));
-}
-
-Json engine_labels(const ReplayFlags& flags) {
+Json engine_labels(const ReplayFlags& flags, const ReplayOutcome& outcome) {
   const EngineConfig& e = flags.model.engine;
   const FidelityConfig& f = e.fidelity;
   return {{"device", flags.device},
@@ -121,7 +117,7 @@ Json engine_labels(const ReplayFlags& flags) {
           {"reserve_full_prompt", e.scheduler.reserve_full_prompt},
           {"watermark", e.scheduler.watermark},
           {"prefix_cache", e.kv.prefix_cache},
-          {"async_scheduling", overlaps(flags)},
+          {"async_scheduling", outcome.async_scheduling},
           {"admission", name_of(e.scheduler.admission)},
           {"demotion", name_of(f.demotion)},
           {"promotion", name_of(f.promotion)},
@@ -131,16 +127,16 @@ Json engine_labels(const ReplayFlags& flags) {
           {"min_demote_pairs", f.min_demote_pairs}};
 }
 
-Json labels_of(const ReplayFlags& flags, const Trace& trace) {
+Json labels_of(const ReplayFlags& flags, const Trace& trace, const ReplayOutcome& outcome) {
   Json labels = flags.over_http() ? Json{{"device", "url"}, {"url", flags.url}, {"model", flags.model.model}}
-                                  : engine_labels(flags);
+                                  : engine_labels(flags, outcome);
   labels.update(load_labels(flags, trace));
   for (const auto& [key, value] : flags.metadata) labels[key] = value;
   return labels;
 }
 
 Status write_results(const ReplayFlags& flags, const Trace& trace, const ReplayOutcome& outcome) {
-  Json result = report_json(outcome.report, labels_of(flags, trace));
+  Json result = report_json(outcome.report, labels_of(flags, trace, outcome));
   if (flags.over_http()) result["client_bottleneck"] = outcome.health.bottleneck;
   if (Status failed = write_json(flags.json, result)) return failed;
   if (flags.time_series.empty()) return std::nullopt;
@@ -194,6 +190,7 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
   if (!result) return result.error();
   ReplayOutcome outcome = outcome_of(flags, *std::move(result));
   outcome.report.engine.simulated_s = std::nullopt;
+  outcome.async_scheduling = engine->async_scheduling;
   return outcome;
 }
 

@@ -47,7 +47,8 @@ std::optional<int> parse_replay_flags(int argc, const char* const* argv, ReplayF
 struct ReplayOutcome {
   Report report;
   std::vector<SeriesPoint> series;
-  ClientHealth health;  // over HTTP
+  ClientHealth health;            // over HTTP
+  bool async_scheduling = false;  // whether the engine could plan a step while another ran
 };
 Result<ReplayOutcome> replay_on_sim(const ReplayFlags& flags, const Trace& trace);
 Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& trace);
