@@ -115,7 +115,7 @@ Status validate_guarantee(const EngineConfig& config) {
   if (f.max_base_fraction < 1)
     return invalid("admission",
                    "admission guaranteed needs max-base-fraction 1: it counts on BASE for all old pairs");
-  if (f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough)
+  if (f.writes_through())
     return invalid(
         "admission",
         "admission guaranteed needs backing lazy: with writethrough a pair cannot be demoted at once");

@@ -80,6 +80,9 @@ struct FidelityConfig {
   double max_base_fraction = 1.0;       // of all resident pairs
   double free_watermark = 0.1;          // share of the pool that DemotionMode::watermark keeps free
   AttentionPath attention_path = AttentionPath::automatic;  // general: whenever a batch has a BASE pair
+
+  // Whether only pairs whose low bytes are on the host already may be demoted.
+  bool writes_through() const { return policy == KvPolicy::elastic && backing == BackingMode::writethrough; }
 };
 
 struct EngineConfig {

@@ -107,7 +107,7 @@ class KvManager {
 
   // Conservation of pages and slots, reference counts and taint, recomputed from the tables of all running
   // sequences; aborts with what is wrong.
-  void check_integrity(std::span<Sequence* const> running) const;
+  void check_integrity(std::span<const Sequence* const> running) const;
 
  private:
   PageId take_page();
@@ -126,12 +126,13 @@ class KvManager {
   void extend(BlockTable& blocks, int num_tokens);
   void demote(PairId pair);
   void transition(const StepPlan& plan);
+  void pass_backed(BlockTable& blocks) const;
   int freeable_pages(const BlockTable& blocks) const;
   int num_base(const BlockTable& blocks) const;
   const CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
   void check_table(const Sequence& sequence) const;
   void check_host() const;
-  void check_sharing(std::span<Sequence* const> running) const;
+  void check_sharing(std::span<const Sequence* const> running) const;
 
   KvConfig config_;
   FidelityConfig fidelity_;

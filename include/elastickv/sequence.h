@@ -57,8 +57,10 @@ class SequenceTable {
   void admit(SeqId id);    // waiting -> running
   void preempt(SeqId id);  // running -> waiting; the caller has released its pages
 
-  std::span<Sequence* const> running() const { return running_; }
-  std::span<Sequence* const> waiting() const { return waiting_; }
+  std::span<Sequence* const> running() { return running_; }
+  std::span<Sequence* const> waiting() { return waiting_; }
+  std::span<const Sequence* const> running() const { return running_; }
+  std::span<const Sequence* const> waiting() const { return waiting_; }
   bool empty() const { return by_id_.empty(); }
 
  private:

@@ -108,7 +108,7 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
   restored_.clear();
   for (PairId pair : plan.promotes) {
     CachedPair* entry = pairs_[pair].cached;
-    jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.backing == BackingMode::writethrough));
+    jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.writes_through()));
     if (entry) cache_.refresh(*entry);
   }
   keep_waiting_stored(sequences);
@@ -135,6 +135,8 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
   }
   for (const LoadPlan& l : plan.loads) load(sequences[l.seq], l.first_pos + l.num_tokens);
   transition(plan);
+  if (fidelity_.writes_through())
+    for (Sequence* sequence : sequences.running()) pass_backed(sequence->blocks);
 }
 
 // What goes on beside the step.
@@ -150,6 +152,15 @@ void KvManager::transition(const StepPlan& plan) {
     jobs_.transfers.push_back(pairs_.back_up(pair));
     if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
   }
+}
+
+// Planning looks for pairs without backing from here on.
+void KvManager::pass_backed(BlockTable& blocks) const {
+  int& next = blocks.num_backed;
+  const auto is_backed = [&](PairId pair) {
+    return next < fidelity_.sink_pairs || pairs_[pair].slot != kNoSlot;
+  };
+  while (next < int(blocks.pairs.size()) && is_backed(blocks.pairs[size_t(next)])) ++next;
 }
 
 void KvManager::attach_prefix(Sequence& sequence, int num_tokens) {
@@ -206,8 +217,7 @@ void KvManager::reclaim(int num_pages) {
 }
 
 bool KvManager::may_shrink(const CachedPair& entry) const {
-  const bool elastic = fidelity_.policy == KvPolicy::elastic,
-             through = fidelity_.backing == BackingMode::writethrough;
+  const bool elastic = fidelity_.policy == KvPolicy::elastic;
   if (!elastic && fidelity_.policy != KvPolicy::static8) return false;
   // The device demotes before it promotes: what this step promotes is not TARGET yet.
   const int even = pairs_.entry(entry.pair).even;
@@ -216,7 +226,7 @@ bool KvManager::may_shrink(const CachedPair& entry) const {
   for (int i = 0; i < fidelity_.sink_pairs; ++i)
     if (!(ancestor = ancestor->parent)) return false;
   if (pairs_.num_base() + 1 > int(fidelity_.max_base_fraction * pairs_.num_pairs())) return false;
-  return pairs_.may_demote(entry.pair, elastic && through) &&
+  return pairs_.may_demote(entry.pair, fidelity_.writes_through()) &&
          (!elastic || pairs_[entry.pair].slot != kNoSlot || pairs_.num_free_slots() > 0);
 }
 
@@ -265,6 +275,7 @@ void KvManager::publish_cached(Sequence& sequence, int num_tokens) {
       cache_.pin(*same);
       pairs_.retain(same->pair);
       pairs_.release(std::exchange(pair, same->pair));
+      blocks.num_backed = std::min(blocks.num_backed, blocks.num_cached);
       parent = same;
     } else {
       if (tainted) pairs_.set_tainted(pair);

@@ -202,12 +202,11 @@ void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, c
 }
 
 void StepPlanner::back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
-  const FidelityConfig& f = config_.fidelity;
-  if (f.policy != KvPolicy::elastic || f.backing != BackingMode::writethrough) return;
+  if (!config_.fidelity.writes_through()) return;
   int slots = kv.num_free_slots();
   for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_slots;
   const auto kept = sequences.running().first(running_.size() - plan.preempted.size());
-  for (Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
+  for (const Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
 }
 
 }  // namespace ekv

@@ -18,8 +18,7 @@ class StepPlanner {
  public:
   explicit StepPlanner(const EngineConfig& config) : config_(config) {}
 
-  // Deterministic. Changes nothing but the planner's reserve and, with writethrough, how far sequences have
-  // been looked at for backups. `plan` is cleared first.
+  // Deterministic. Changes nothing but the planner's reserve. `plan` is cleared first.
   void plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
 
   // Of the last plan.

@@ -111,6 +111,25 @@ TEST(StepPlanner, DemotesByTheShortageAndPromotesBeyondTheReserve) {
   EXPECT_GT(restores, 20);
 }
 
+// What is planned and never committed leaves no trace.
+TEST(StepPlanner, PlanningTwiceGivesTheSamePlan) {
+  for (const BackingMode backing : {BackingMode::lazy, BackingMode::writethrough}) {
+    EngineConfig config = elastic_config();
+    config.fidelity.backing = backing;
+    Serving serving(config, 8 * 51 * 6 / 10, 1000);
+    for (int i = 0; i < 8; ++i) serving.add(request(200, 400 + 30 * i, 1000 * i));
+    size_t changes = 0;
+    for (int i = 0; i < 700 && !serving.sequences.empty(); ++i) {
+      StepPlan unused;
+      StepPlanner(serving.planner).plan(serving.kv, serving.sequences, unused);
+      serving.step();
+      ASSERT_EQ(serving.plan, unused);
+      changes += serving.plan.demotes.size() + serving.plan.backups.size() + serving.plan.restores.size();
+    }
+    EXPECT_GT(changes, 50u);
+  }
+}
+
 // By definition: what a plan without demotion would preempt, less what the step does preempt.
 TEST(StepPlanner, AvoidedPreemptionsAreThoseOfTheSameStepWithoutDemotion) {
   int avoided = 0, preempted = 0, both = 0;
