@@ -206,7 +206,41 @@ void plan_only(benchmark::State& state) {
 BENCHMARK(plan_only)->ArgName("seqs")->Arg(1)->Arg(16)->Arg(64)->Arg(256)->Arg(1000)->Unit(
     benchmark::kMicrosecond);
 
-// A prompt whose every pair is cached, in a cache with other content.
+// What a step's plan costs while a sequence waits for pages whose first `tokens` are cached: one that runs has
+// the same ones, and the pool to itself.
+void plan_while_waiting(benchmark::State& state) {
+  const int length = int(state.range(0));
+  const EngineConfig config = config_for(KvPolicy::target_only, 4);
+  KvManager kv({}, length / kBlockTokens + 4);
+  SequenceTable sequences(SchedulingPolicy::fcfs);
+  StepPlanner planner(config);
+  StepPlan plan;
+  for (const int own : {1, 1024}) {
+    Request r{.prompt = {}, .sampling = {.max_tokens = kOutput}, .cache_salt = {}};
+    for (int t = 0; t < length + own; ++t) r.prompt.push_back(t < length ? t : t + own);
+    Sequence& s = sequences.add(SeqId(uint64_t(own)), std::move(r));
+    planner.plan(kv, sequences, plan);
+    if (plan.admitted.empty()) continue;
+    kv.commit(plan, sequences);
+    sequences.admit(s.id);
+    s.num_computed = length + own;
+    kv.publish(s);
+    s.tokens.push_back(7);
+  }
+  EKV_CHECK(sequences.waiting().size() == 1, "the second one waits");
+  for (auto _ : state) {
+    planner.plan(kv, sequences, plan);
+    benchmark::DoNotOptimize(plan);
+  }
+}
+BENCHMARK(plan_while_waiting)
+    ->ArgName("tokens")
+    ->Arg(1024)
+    ->Arg(8192)
+    ->Arg(65536)
+    ->Unit(benchmark::kMicrosecond);
+
+// A prompt whose every pair is cached, in a cache with other content, looked up for the first time.
 void prefix_lookup(benchmark::State& state) {
   const int length = int(state.range(0));
   KvManager kv({}, 1 << 16);
@@ -223,7 +257,10 @@ void prefix_lookup(benchmark::State& state) {
     kv.publish(s);
   }
   const Sequence& s = sequences[SeqId{100}];
-  for (auto _ : state) benchmark::DoNotOptimize(kv.lookup(s));
+  for (auto _ : state) {
+    s.known_cached = {};
+    benchmark::DoNotOptimize(kv.lookup(s));
+  }
   state.counters["pairs_per_s"] =
       benchmark::Counter(double((length - 1) / kPairTokens), benchmark::Counter::kIsIterationInvariantRate);
 }

@@ -5,17 +5,10 @@
 #include <vector>
 
 #include "elastickv/base.h"
+#include "elastickv/chain_ref.h"
 #include "elastickv/kv_layout.h"
 
 namespace ekv {
-
-struct StoredPair;  // a pair that the host holds; host_store.h
-
-// Names a stored pair for as long as the host holds it: its place may be given to another one later.
-struct StoredRef {
-  StoredPair* entry = nullptr;
-  uint32_t version = 0;
-};
 
 // The pairs of one sequence, in order; it holds one reference on each. Pages and fidelity: PairTable.
 struct BlockTable {

@@ -36,7 +36,8 @@ class KvManager {
   KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity = {}, int num_host_slots = 0);
 
   KvBudget budget() const;  // O(1)
-  // All tokens of the sequence are known. No side effects; O(tokens of the hit and of the load).
+  // All tokens of the sequence are known. No side effects. O(pairs of the hit and of the load), of which only
+  // those are searched for that the lookup before did not find.
   PrefixHit lookup(const Sequence& sequence) const;
   // What plan_step() sees of a sequence, but for num_demotable and the peaks. A waiting one costs a lookup(),
   // so view only those that may be admitted; a running one costs O(log pairs) while all pairs are TARGET and no
@@ -129,7 +130,8 @@ class KvManager {
   void pass_backed(BlockTable& blocks) const;
   int freeable_pages(const BlockTable& blocks) const;
   int num_base(const BlockTable& blocks) const;
-  const CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
+  CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
+  StoredPair* stored_child(const StoredPair* parent, const Sequence& sequence, int pair) const;
   void check_table(const Sequence& sequence) const;
   void check_host() const;
   void check_sharing(std::span<const Sequence* const> running) const;
@@ -153,8 +155,9 @@ void KvManager::for_each_hit(const Sequence& sequence, Visit visit) const {
   const int recent = sequence.num_tokens() / kPairTokens - fidelity_.recent_pairs;  // from here on all TARGET
   const CachedPair* entry = nullptr;
   int num_base = 0;
+  sequence.known_cached.drop_gone();
   for (int i = 0; i < most; ++i) {
-    entry = find_child(entry, sequence, i);
+    entry = sequence.known_cached.at(i, [&] { return find_child(entry, sequence, i); });
     if (!entry) return;
     // With the pair that the sequence computes next, no more than its share may be BASE.
     const bool is_base = pairs_.is_base(entry->pair);

@@ -5,13 +5,12 @@
 
 #include <vector>
 
+#include "elastickv/chain_ref.h"
 #include "elastickv/kv_jobs.h"
 #include "elastickv/kv_layout.h"
 #include "elastickv/page_pool.h"
 
 namespace ekv {
-
-struct CachedPair;  // an entry of the prefix cache; prefix_cache.h
 
 enum class Transition : uint8_t {
   none,

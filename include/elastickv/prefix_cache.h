@@ -28,7 +28,8 @@ struct CachedPair : ChainLink<CachedPair> {
 // is always a leaf.
 //
 // Invariants: an entry's ancestors are in the cache too; an entry with users is never evicted. Entries are at
-// stable addresses. Memory is recycled: a full cache that evicts as much as it takes in allocates nothing.
+// stable addresses, and an EntryRef to one that was evicted can be asked. Memory is recycled: a full cache that
+// evicts as much as it takes in allocates nothing.
 // Not thread-safe; engine thread only.
 class PrefixCache {
  public:
@@ -77,6 +78,7 @@ class PrefixCache {
   int num_idle_pages_ = 0, num_idle_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
   std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
   std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
+  std::pmr::list<CachedPair> places_;              // of those that were evicted
   std::pmr::list<CachedPair*> to_shrink_;
   CachedPair* last_idle_ = nullptr;  // the last to become idle, while it is
   int num_recent_;

@@ -28,6 +28,9 @@ struct Sequence {
                               // for a decode; equal to it when a step in flight yields the last token
   int num_ever_computed = 0;  // the most that num_computed has been
   BlockTable blocks;
+  // What lookups while it waits have found; saves their time, and no result depends on it.
+  mutable KnownChain<CachedPair> known_cached;
+  mutable KnownChain<StoredPair> known_stored;
   int tainted_from = kClean;  // first position whose KV was computed from BASE, or from KV that was
   SeqState state = SeqState::waiting;
   SeqStats stats;

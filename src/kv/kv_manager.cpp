@@ -28,11 +28,11 @@ KvBudget KvManager::budget() const {
 }
 
 // The clean chain first: whoever may read tainted KV still gains from clean KV.
-const CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence& sequence, int pair) const {
+CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence& sequence, int pair) const {
   const std::span<const TokenId> tokens = pair_tokens(sequence, pair);
   const std::string& salt = sequence.request.cache_salt;
   if (!parent || !parent->tainted)
-    if (const CachedPair* clean = cache_.find(parent, tokens, salt, false)) return clean;
+    if (CachedPair* clean = cache_.find(parent, tokens, salt, false)) return clean;
   return sequence.request.tier == KvTier::exact ? nullptr : cache_.find(parent, tokens, salt, true);
 }
 

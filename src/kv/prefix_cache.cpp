@@ -10,6 +10,7 @@ PrefixCache::PrefixCache(PairTable& pairs, PairHash hash, int num_recent)
     : pairs_(pairs),
       used_(&memory_),
       idle_(&memory_),
+      places_(&memory_),
       to_shrink_(&memory_),
       num_recent_(num_recent),
       index_(hash, &memory_) {}
@@ -26,7 +27,9 @@ CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tok
                                 PairId pair) {
   EKV_CHECK(!parent || parent->users > 0, "who adds a child uses the parent");
   EKV_CHECK(!parent || !parent->tainted || pairs_[pair].tainted, "what follows tainted KV is tainted");
-  CachedPair& entry = idle_.emplace_back();
+  if (places_.empty()) places_.emplace_back();
+  idle_.splice(idle_.end(), places_, places_.begin());
+  CachedPair& entry = idle_.back();
   entry.self = std::prev(idle_.end());
   entry.pair = pair;
   index_.insert(entry, parent, tokens, salt, pairs_[pair].tainted);
@@ -93,14 +96,14 @@ bool PrefixCache::evict_one() {
   EKV_CHECK(entry.users == 0 && entry.children == 0, "the least recently used idle entry is a leaf");
   index_.erase(entry);
   leaves_idle(entry);
-  num_idle_pages_ -= entry.idle_pages;
   num_idle_whole_ -= entry.idle_pages == 2;
-  num_idle_slots_ -= entry.idle_slot;
-  num_idle_base_ -= entry.idle_base;
+  num_idle_pages_ -= std::exchange(entry.idle_pages, 0);
+  num_idle_slots_ -= std::exchange(entry.idle_slot, false);
+  num_idle_base_ -= std::exchange(entry.idle_base, false);
   pairs_.set_cached(entry.pair, nullptr);
   pairs_.release(entry.pair);
   if (entry.parent) --entry.parent->children;
-  idle_.pop_front();
+  places_.splice(places_.begin(), idle_, idle_.begin());
   return true;
 }
 
