@@ -10,6 +10,8 @@ namespace ekv {
 
 void Engine::land(Flight& flight) {
   if (flight.submitted) deliver(flight, collect(flight));
+  const StepRecord& r = flight.record;
+  planner_.learn({r.num_prefill_tokens + r.num_decode_tokens, r.prefill_keys, r.decode_keys}, r.device_us);
   report(flight.record);
 }
 

@@ -28,6 +28,7 @@ struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;  // order of the waiting queue and of preemption
   AdmissionMode admission = AdmissionMode::native;
   bool preempt_self = false;  // who finds no page gives up its own, as in vLLM 0.15
+  int target_step_us = 0;     // prefill chunks are cut so that a step should take no longer; 0: no limit
 };
 
 struct KvConfig {

@@ -12,7 +12,7 @@ bool StepPlanner::may_demote() const {
 void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
   view(kv, sequences);
   KvBudget budget = kv.budget();
-  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
   num_avoided_ = 0;
   if (wants_candidates(demand, budget)) {
     view_pages(kv, sequences);
@@ -22,11 +22,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
       keep_hits_of_capped(kv, sequences);
       count_candidates(kv, sequences);
     }
-    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
     if (!plan.preempted.empty() && !kept_.empty()) {  // those who run come before those who would join them
       kept_.clear();
       count_candidates(kv, sequences);
-      demand = plan_step(config_.scheduler, running_, {}, budget, plan);
+      demand = plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
     }
     demote(demand, budget, plan);
     num_avoided_ = std::max(0, num_avoided_ - int(plan.preempted.size()));
@@ -37,6 +37,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   plan.promotes.assign(kv.restored().begin(), kv.restored().end());
   promote(kv, sequences, demand, budget, plan);
   back_up(kv, sequences, plan);
+}
+
+void StepPlanner::learn(const StepLoad& load, int64_t device_us) {
+  if (config_.scheduler.target_step_us > 0 && load.tokens > 0 && device_us > 0)
+    fit_.add(load, double(device_us));
 }
 
 // Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
@@ -71,7 +76,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
 // so has victims whenever there are any.
 void StepPlanner::count_natively(const KvBudget& budget, StepPlan& plan) {
   if (plan.preempted.empty()) return;
-  plan_step(config_.scheduler, running_, {}, budget, plan);
+  plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
   num_avoided_ = int(plan.preempted.size());
 }
 

@@ -154,6 +154,37 @@ TEST(SimReplay, ReplicasShareTheLoadAndKeepTheirOwnTime) {
   EXPECT_EQ(run(load, sim).log_hash, three.log_hash);
 }
 
+// Long prompts beside streams, with every policy: no step but the first takes much longer than it may, so
+// neither does a gap between two tokens; and all prompts get on.
+TEST(SimReplay, StepsKeepToTheirTargetTime) {
+  for (const KvPolicy policy : {KvPolicy::target_only, KvPolicy::elastic, KvPolicy::exact_offload}) {
+    ReplayLoad load = synthetic_load(40, 1500, 150);
+    for (size_t i = 0; i < load.requests.size(); ++i) load.requests[i].arrival_us = int64_t(i) * 200'000;
+    Sim sim = simulated();
+    sim.options.engine.fidelity.policy = policy;
+    sim.options.engine.kv.num_pages = 2000;
+    const auto serve = [&](int target_us, int64_t& longest_us, int64_t& full_steps) {
+      sim.options.engine.scheduler.target_step_us = target_us;
+      longest_us = full_steps = 0;
+      sim.options.on_step = [&, steps = 0](int, const StepRecord& r) mutable {
+        if (++steps > 1) longest_us = std::max(longest_us, r.device_us);
+        full_steps += r.device_us > target_us * 8 / 10 && r.device_us < target_us * 12 / 10;
+      };
+      const ReplayResult result = run(load, sim);
+      expect_complete(load, result);
+      return result;
+    };
+    constexpr int kTargetUs = 40'000;
+    int64_t longest_us = 0, full_steps = 0;
+    serve(0, longest_us, full_steps);
+    EXPECT_GT(longest_us, 2 * kTargetUs) << "the target must cut something to mean something";
+    const ReplayResult cut = serve(kTargetUs, longest_us, full_steps);
+    EXPECT_LT(longest_us, kTargetUs * 12 / 10);
+    EXPECT_GT(full_steps, 50) << "steps are not shorter than they need be";
+    EXPECT_EQ(serve(kTargetUs, longest_us, full_steps).log_hash, cut.log_hash);
+  }
+}
+
 TEST(SimReplay, WhatCanNeverFitIsRefusedAndTheRestGoesOn) {
   ReplayLoad load = synthetic_load(3, 100, 5);
   load.requests[1].num_output = 4096;
