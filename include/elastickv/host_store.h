@@ -14,11 +14,11 @@
 namespace ekv {
 
 struct StoredPair : ChainLink<StoredPair> {
-  HostSlot slot = kNoSlot;  // where it lies; fixed
-  bool arriving = false;    // its copy to the host has not ended: it cannot be loaded yet
-  int loads = 0;            // copies from it that have not ended
-  int children = 0;         // entries whose parent this is
-  uint64_t last_use = 0;    // of it, or of what came after it and was evicted since
+  HostSlot slot = kNoHostSlot;  // where it lies; fixed
+  bool arriving = false;        // its copy to the host has not ended: it cannot be loaded yet
+  int loads = 0;                // copies from it that have not ended
+  int children = 0;             // entries whose parent this is
+  uint64_t last_use = 0;        // of it, or of what came after it and was evicted since
   StoredPair *older = nullptr,
              *newer = nullptr;  // its neighbours among those that may be evicted; null: it may not
 

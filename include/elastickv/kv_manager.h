@@ -12,10 +12,10 @@
 namespace ekv {
 
 struct PrefixHit {
-  int num_tokens = 0;      // whole pairs, and at least one token of the sequence is left to compute
-  int num_free_pages = 0;  // pages of the hit that no sequence uses: taking them spends the budget
-  int num_free_slots = 0;  // likewise host slots
-  int num_loadable = 0;    // tokens after these that the host holds, whole pairs, within the same limit
+  int num_tokens = 0;           // whole pairs, and at least one token of the sequence is left to compute
+  int num_free_pages = 0;       // pages of the hit that no sequence uses: taking them spends the budget
+  int num_free_host_slots = 0;  // likewise host slots
+  int num_loadable = 0;         // tokens after these that the host holds, whole pairs, within the same limit
   // More will be loadable soon, and cheaper to wait for than to compute: some of it is on its way to the device
   // for somebody else, who will cache it; or, for a sequence that was preempted, on its way to the host.
   bool load_later = false;
@@ -52,7 +52,7 @@ class KvManager {
   // evict; demoted pairs become BASE; every chunk gets the pages it writes, loads and restores get theirs and
   // begin, as backups do. num_computed of an admitted sequence becomes its chunk's first_pos, that
   // of one that loads the end of what it loads. The plan must fit the budget it was made with, and views and
-  // budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
+  // budget must be those of now. The queues stay as they are: see SequenceTable::follow.
   //
   // Where pages must come from cached pairs without users, those are demoted while that is enough, and
   // otherwise evicted, the least recently used first.
@@ -95,8 +95,10 @@ class KvManager {
   const FidelityConfig& fidelity() const { return fidelity_; }
   int num_pages() const { return pairs_.num_pages(); }
   int num_free_pages() const { return pairs_.num_free_pages(); }
-  int num_cached_pages() const { return cache_.num_idle_pages(); }                          // cached and unused
-  int num_free_slots() const { return pairs_.num_free_slots() + cache_.num_idle_slots(); }  // or evictable
+  int num_cached_pages() const { return cache_.num_idle_pages(); }  // cached and unused
+  int num_free_host_slots() const {
+    return pairs_.num_free_host_slots() + cache_.num_idle_host_slots();
+  }  // or evictable
 
   int num_live_base() const { return pairs_.num_base() - cache_.num_idle_base(); }  // used by some sequence
 

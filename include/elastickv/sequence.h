@@ -56,9 +56,10 @@ class SequenceTable {
   Sequence& add(SeqId id, Request request);  // waiting; the prompt has at least one token, the id is new
   Sequence* find(SeqId id);                  // null: unknown, or already gone
   Sequence& operator[](SeqId id);
-  void erase(SeqId id);    // the caller has released its pages
-  void admit(SeqId id);    // waiting -> running
-  void preempt(SeqId id);  // running -> waiting; the caller has released its pages
+  void erase(SeqId id);               // the caller has released its pages
+  void admit(SeqId id);               // waiting -> running
+  void preempt(SeqId id);             // running -> waiting; the caller has released its pages
+  void follow(const StepPlan& plan);  // both, for those whom a committed plan moves
 
   std::span<Sequence* const> running() { return running_; }
   std::span<Sequence* const> waiting() { return waiting_; }

@@ -109,7 +109,7 @@ void RestorableScan::scan(const KvManager& kv, std::span<const Sequence* const> 
     for (size_t i = s->blocks.pairs.size(); i-- > 0 && at_most > 0;) {
       const PairId pair = s->blocks.pairs[i];
       const Pair& p = kv.pairs()[pair];
-      if (p.fidelity != Fidelity::base || p.transition != Transition::none || p.slot == kNoSlot) continue;
+      if (p.fidelity != Fidelity::base || p.transition != Transition::none || p.slot == kNoHostSlot) continue;
       if (std::exchange(taken_[size_t(pair)], scan_) == scan_) continue;
       restores.push_back(pair);
       --at_most;
@@ -121,7 +121,7 @@ void collect_backups(const KvManager& kv, const Sequence& s, int at_most, std::v
   const int end = old_end(kv, s);
   for (int i = std::max(s.blocks.num_backed, kv.fidelity().sink_pairs); i < end && at_most > 0; ++i) {
     const PairId pair = s.blocks.pairs[size_t(i)];
-    if (kv.pairs()[pair].slot != kNoSlot || !kv.pairs().may_demote(pair, false)) continue;
+    if (kv.pairs()[pair].slot != kNoHostSlot || !kv.pairs().may_demote(pair, false)) continue;
     if (std::ranges::find(backups, pair) != backups.end()) continue;
     backups.push_back(pair);
     --at_most;

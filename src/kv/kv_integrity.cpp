@@ -32,7 +32,7 @@ void KvManager::check_table(const Sequence& sequence) const {
     EKV_CHECK(entry.is_base() ? !half : (entry.odd == -1) == half, "only the last pair may lack its odd page");
     EKV_CHECK((pair.cached != nullptr) == (int(i) < blocks.num_cached), "cached pairs come first");
     EKV_CHECK(sequence.base_cap() > 0 || !entry.is_base(), "who asked for exact KV has no BASE pair");
-    EKV_CHECK(int(i) >= blocks.num_backed || int(i) < fidelity_.sink_pairs || pair.slot != kNoSlot,
+    EKV_CHECK(int(i) >= blocks.num_backed || int(i) < fidelity_.sink_pairs || pair.slot != kNoHostSlot,
               "planning passes over the pairs that are on the host");
     EKV_CHECK(pair.transition != Transition::loading || i + size_t(blocks.num_loading) >= blocks.pairs.size(),
               "what is on its way to a sequence are its last pairs");

@@ -24,7 +24,7 @@ KvBudget KvManager::budget() const {
   return {.free_pages = pairs_.num_free_pages() + cache_.num_idle_pages(),
           .total_pages = pairs_.num_pages(),
           .locked_pages = pairs_.num_locked_pages(),
-          .total_slots = pairs_.num_host_slots() - pairs_.num_locked_slots()};
+          .total_host_slots = pairs_.num_host_slots() - pairs_.num_locked_host_slots()};
 }
 
 // The clean chain first: whoever may read tainted KV still gains from clean KV.
@@ -44,7 +44,7 @@ PrefixHit KvManager::lookup(const Sequence& sequence) const {
   for_each_hit(sequence, [&](const CachedPair& entry) {
     hit.num_tokens += kPairTokens;
     hit.num_free_pages += entry.idle_pages;
-    hit.num_free_slots += entry.idle_slot;
+    hit.num_free_host_slots += entry.idle_host_slot;
   });
   if (host_.num_used() > 0 && sequence.may_use_prefix_cache()) find_loadable(sequence, hit);
   return hit;
@@ -95,7 +95,7 @@ SeqView KvManager::view_briefly(const Sequence& sequence) const {
   const PrefixHit hit = lookup(sequence);
   view.num_cached = hit.num_tokens;
   view.num_cached_free = hit.num_free_pages;
-  view.num_cached_slots = hit.num_free_slots;
+  view.num_cached_host_slots = hit.num_free_host_slots;
   view.num_loadable = hit.num_loadable;
   view.load_later = hit.load_later;
   return view;
@@ -158,7 +158,7 @@ void KvManager::transition(const StepPlan& plan) {
 void KvManager::pass_backed(BlockTable& blocks) const {
   int& next = blocks.num_backed;
   const auto is_backed = [&](PairId pair) {
-    return next < fidelity_.sink_pairs || pairs_[pair].slot != kNoSlot;
+    return next < fidelity_.sink_pairs || pairs_[pair].slot != kNoHostSlot;
   };
   while (next < int(blocks.pairs.size()) && is_backed(blocks.pairs[size_t(next)])) ++next;
 }
@@ -227,17 +227,17 @@ bool KvManager::may_shrink(const CachedPair& entry) const {
     if (!(ancestor = ancestor->parent)) return false;
   if (pairs_.num_base() + 1 > int(fidelity_.max_base_fraction * pairs_.num_pairs())) return false;
   return pairs_.may_demote(entry.pair, fidelity_.writes_through()) &&
-         (!elastic || pairs_[entry.pair].slot != kNoSlot || pairs_.num_free_slots() > 0);
+         (!elastic || pairs_[entry.pair].slot != kNoHostSlot || pairs_.num_free_host_slots() > 0);
 }
 
 void KvManager::demote(PairId pair) {
-  if (keeps_low() && pairs_[pair].slot == kNoSlot) make_slot();
+  if (keeps_low() && pairs_[pair].slot == kNoHostSlot) make_slot();
   jobs_.demotes.push_back(pairs_.demote(pair, keeps_low()));
   if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
 }
 
 void KvManager::make_slot() {
-  while (pairs_.num_free_slots() == 0)
+  while (pairs_.num_free_host_slots() == 0)
     EKV_CHECK(cache_.evict_one(), "a committed plan demotes and backs up no more than the host has room for");
 }
 

@@ -38,7 +38,7 @@ class Planner {
     num_ending_ = int(std::ranges::count_if(running, is_ending));
     for (const SeqView& s : running) {
       demotable_ += s.num_demotable;
-      peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
+      peak_pages_ += s.peak_pages, peak_host_slots_ += s.peak_host_slots;
       if (is_decode(s)) us_left_ -= cost.per_token_us + cost.per_decode_key_us * s.num_tokens;
     }
     plan.clear();
@@ -82,7 +82,7 @@ class Planner {
   int num_left_out_ = 0;    // running sequences that found no page
   int demotable_ = 0;       // pairs of those who keep their pages
   int spent_ = 0;           // pages taken, less those that victims gave up
-  int peak_pages_ = 0, peak_slots_ = 0;
+  int peak_pages_ = 0, peak_host_slots_ = 0;
   bool page_bound_ = false;
 };
 
@@ -180,14 +180,14 @@ bool Planner::admit(const SeqView& s) {
   const int needed = config_.reserve_full_prompt ? promised_pages_ + whole : now;
   const int kept_free = num_running > 0 ? int(config_.watermark * budget_.total_pages) : 0;
   const int max_demotions = budget_.max_demotions;
-  budget_.max_demotions = std::max(0, max_demotions - s.num_cached_slots);
+  budget_.max_demotions = std::max(0, max_demotions - s.num_cached_host_slots);
   if (!fits_to_its_end(s) || needed + kept_free > pages_left()) {
     budget_.max_demotions = max_demotions;
     page_bound_ = true;
     return false;
   }
   spent_ += now;
-  peak_pages_ += s.peak_pages, peak_slots_ += s.peak_slots;
+  peak_pages_ += s.peak_pages, peak_host_slots_ += s.peak_host_slots;
   promised_pages_ += whole - now;
   if (s.num_loadable > 0)
     plan_.loads.push_back({s.id, s.num_cached, n});
@@ -206,7 +206,7 @@ void Planner::admit_chunk(const SeqView& s, int num_tokens) {
 bool Planner::fits_to_its_end(const SeqView& s) const {
   return config_.admission == AdmissionMode::native ||
          (peak_pages_ + s.peak_pages <= budget_.total_pages - budget_.locked_pages &&
-          peak_slots_ + s.peak_slots <= budget_.total_slots);
+          peak_host_slots_ + s.peak_host_slots <= budget_.total_host_slots);
 }
 
 }  // namespace

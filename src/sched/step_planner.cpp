@@ -110,7 +110,7 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) co
   view.peak_pages = pages(last - 1, last);
   if (s.num_computed < prompt)
     view.peak_pages = std::max(view.peak_pages, pages(std::max(0, prompt - longest), prompt));
-  view.peak_slots = needs_slots ? slots : 0;
+  view.peak_host_slots = needs_slots ? slots : 0;
 }
 
 bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {
@@ -129,7 +129,7 @@ int StepPlanner::most_demotions(const KvManager& kv) const {
   const PairTable& pairs = kv.pairs();
   const int room = std::max(0, int(f.max_base_fraction * pairs.num_pairs()) - pairs.num_base());
   const bool needs_slots = f.policy == KvPolicy::elastic && f.backing == BackingMode::lazy;
-  return needs_slots ? std::min(room, kv.num_free_slots()) : room;
+  return needs_slots ? std::min(room, kv.num_free_host_slots()) : room;
 }
 
 void StepPlanner::count_candidates(const KvManager& kv, const SequenceTable& sequences) {
@@ -160,7 +160,7 @@ void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepP
   else if (f.demotion == DemotionMode::watermark)
     wanted = std::max(wanted, int(f.free_watermark * budget.total_pages) - (budget.free_pages - demand.pages));
   int most = budget.max_demotions;
-  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_slots;
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_host_slots;
   wanted = std::min(wanted, most);
   const auto sources = demotable_.sources();
   // The victims stand at the end of the running sequences, and so do their sources.
@@ -208,8 +208,8 @@ void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, c
 
 void StepPlanner::back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
   if (!config_.fidelity.writes_through()) return;
-  int slots = kv.num_free_slots();
-  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_slots;
+  int slots = kv.num_free_host_slots();
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_host_slots;
   const auto kept = sequences.running().first(running_.size() - plan.preempted.size());
   for (const Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
 }

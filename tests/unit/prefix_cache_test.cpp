@@ -277,10 +277,10 @@ TEST(PrefixCache, IdlePagesFollowTheStateOfThePairs) {
   const DemoteJob job = f.table.demote(chain[1]->pair, true);
   f.cache.refresh(*chain[1]);
   EXPECT_EQ(f.cache.num_idle_pages(), 3);
-  EXPECT_EQ(f.cache.num_idle_slots(), 0);
+  EXPECT_EQ(f.cache.num_idle_host_slots(), 0);
   f.table.transfer_done(job.ticket);
   f.cache.refresh(*chain[1]);
-  EXPECT_EQ(f.cache.num_idle_slots(), 1);
+  EXPECT_EQ(f.cache.num_idle_host_slots(), 1);
   f.table.restore(chain[1]->pair, *f.table.acquire_page());
   f.cache.refresh(*chain[1]);
   EXPECT_EQ(f.cache.num_idle_pages(), 2);

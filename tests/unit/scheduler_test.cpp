@@ -431,7 +431,7 @@ TEST(PlanStep, PagesThatDemotionCouldGiveCount) {
   }
   {  // the host slots of a prefix that it takes over are no longer to be had
     SeqView hit = waits(2, 65, 32, 1);
-    hit.num_cached_slots = 2;
+    hit.num_cached_host_slots = 2;
     EXPECT_TRUE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 5})
                     .first.admitted.empty());
     EXPECT_FALSE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 6})
@@ -445,7 +445,7 @@ TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
   const auto admitted = [&](int first_peak, int peak, KvBudget budget, int slots = 0) {
     SeqView running = decodes(1, 100), waiting = waits(2, 20);
     running.peak_pages = first_peak, waiting.peak_pages = peak;
-    running.peak_slots = slots, waiting.peak_slots = slots;
+    running.peak_host_slots = slots, waiting.peak_host_slots = slots;
     StepPlan plan;
     plan_step(config, std::span(&running, 1), std::span(&waiting, 1), budget, plan);
     return plan.admitted.size() == 1;
@@ -454,8 +454,8 @@ TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
   EXPECT_TRUE(admitted(60, 940, kPlenty));
   EXPECT_FALSE(admitted(60, 941, kPlenty));
   EXPECT_FALSE(admitted(60, 940, {.free_pages = 900, .total_pages = 1000, .locked_pages = 1}));
-  EXPECT_TRUE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 10}, 5));
-  EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 9}, 5));
+  EXPECT_TRUE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_host_slots = 10}, 5));
+  EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_host_slots = 9}, 5));
 }
 
 TEST(PlanStep, WhoFindsNoPageMayHaveToGiveUpItsOwn) {
