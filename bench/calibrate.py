@@ -7,7 +7,7 @@
   calibrate.py compare MODEL.json LOG -- FLAGS  the same for any step log, FLAGS are those of its replay
 
 What is fitted is the time from the end of a step to the end of the next: device time and what the host adds to it. The
-log has sums over the sequences of a step (bench/step_log.h); prefill chunks are found again from the order of
+log has sums over the sequences of a step (elastickv/step_log.h); prefill chunks are found again from the order of
 admission, and steps whose sums do not agree with that are left out, as are steps after a pause and, after a first fit,
 steps that are far from it for steps with or without prefill (a stall of the machine is no property of the model). Least squares of relative
 errors, no coefficient below zero. Bytes of KV, graph sizes and links to the host come from --like.

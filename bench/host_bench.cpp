@@ -9,8 +9,8 @@
 #include "elastickv/engine.h"
 #include "elastickv/kv_manager.h"
 #include "elastickv/scheduler.h"
-#include "sched/pack_step.h"
 #include "sched/step_planner.h"
+#include "support/planned_serving.h"
 
 namespace ekv {
 namespace {
@@ -43,71 +43,33 @@ class Steps {
   Steps(KvPolicy policy, int num_seqs, int num_shared, int percent)
       : num_seqs_(num_seqs),
         num_shared_(num_shared),
-        config_(config_for(policy, num_seqs)),
-        kv_({}, num_seqs * ceil_div(kPrompt + kPairTokens + kOutput, kBlockTokens) * percent / 100,
-            config_.fidelity, 1 << 16),
-        sequences_(SchedulingPolicy::fcfs),
-        planner_(config_) {
+        serving_(config_for(policy, num_seqs),
+                 num_seqs * ceil_div(kPrompt + kPairTokens + kOutput, kBlockTokens) * percent / 100, 1 << 16) {
     refill();
   }
 
   // One step; returns the seconds of views, plan, commit and pack, and of publishing.
   std::pair<double, double> run() {
-    if (sequences_.running()[0]->num_output() == kOutput) refill();
+    if (serving_.sequences.running()[0]->num_remaining() == 1) refill();
     const auto start = std::chrono::steady_clock::now();
-    prepare();
+    serving_.prepare();
     const double prepared = seconds_since(start);
     const auto after = std::chrono::steady_clock::now();
-    publish();
+    serving_.finish_step();
     return {prepared, seconds_since(after)};
   }
 
  private:
-  void prepare() {
-    planner_.plan(kv_, sequences_, plan_);
-    kv_.commit(plan_, sequences_);
-    for (SeqId id : plan_.preempted) sequences_.preempt(id);
-    for (SeqId id : plan_.admitted) sequences_.admit(id);
-    for (const LoadPlan& load : plan_.loads) sequences_.admit(load.seq);
-    pack_step(plan_, kv_.pairs(), AttentionPath::automatic, sequences_, packed_);
-    mark_taint(plan_, packed_, sequences_);
-    charge_exposure(plan_, packed_, sequences_);
-  }
-
-  void publish() {
-    for (const ChunkPlan& chunk : plan_.chunks) {
-      Sequence& s = sequences_[chunk.seq];
-      s.num_computed += chunk.num_tokens;
-      kv_.publish(s);
-      s.tokens.push_back(TokenId(s.id) + s.num_tokens());
-    }
-    for (const DemoteJob& job : kv_.jobs().demotes)
-      if (job.ticket) kv_.transfer_done(job.ticket);
-    for (const TransferJob& job : kv_.jobs().transfers) kv_.transfer_done(job.ticket);
-    kv_.finish_loads(sequences_.running());
-  }
-
   void refill() {
-    for (const bool running : {true, false})
-      while (!(running ? sequences_.running() : sequences_.waiting()).empty()) {
-        Sequence& s = *(running ? sequences_.running() : sequences_.waiting()).back();
-        kv_.release(s);
-        sequences_.erase(s.id);
-      }
-    for (int i = 0; i < num_seqs_; ++i) sequences_.add(SeqId(++next_id_), request(i, num_shared_));
-    while (!sequences_.waiting().empty()) {
-      prepare(), publish();
-    }
+    SequenceTable& sequences = serving_.sequences;
+    while (!sequences.running().empty()) serving_.end(*sequences.running().back());
+    while (!sequences.waiting().empty()) serving_.end(*sequences.waiting().back());
+    for (int i = 0; i < num_seqs_; ++i) serving_.add(request(i, num_shared_));
+    while (!sequences.waiting().empty()) serving_.step();
   }
 
   int num_seqs_, num_shared_;
-  EngineConfig config_;
-  KvManager kv_;
-  SequenceTable sequences_;
-  StepPlanner planner_;
-  StepPlan plan_;
-  PackedStep packed_;
-  uint64_t next_id_ = 0;
+  test::PlannedServing serving_;
 };
 
 template <KvPolicy policy>
@@ -206,7 +168,41 @@ void plan_only(benchmark::State& state) {
 BENCHMARK(plan_only)->ArgName("seqs")->Arg(1)->Arg(16)->Arg(64)->Arg(256)->Arg(1000)->Unit(
     benchmark::kMicrosecond);
 
-// A prompt whose every pair is cached, in a cache with other content.
+// What a step's plan costs while a sequence waits for pages whose first `tokens` are cached: one that runs has
+// the same ones, and the pool to itself.
+void plan_while_waiting(benchmark::State& state) {
+  const int length = int(state.range(0));
+  const EngineConfig config = config_for(KvPolicy::target_only, 4);
+  KvManager kv({}, length / kBlockTokens + 4);
+  SequenceTable sequences(SchedulingPolicy::fcfs);
+  StepPlanner planner(config);
+  StepPlan plan;
+  for (const int own : {1, 1024}) {
+    Request r{.prompt = {}, .sampling = {.max_tokens = kOutput}, .cache_salt = {}};
+    for (int t = 0; t < length + own; ++t) r.prompt.push_back(t < length ? t : t + own);
+    Sequence& s = sequences.add(SeqId(uint64_t(own)), std::move(r));
+    planner.plan(kv, sequences, plan);
+    if (plan.admitted.empty()) continue;
+    kv.commit(plan, sequences);
+    sequences.admit(s.id);
+    s.num_computed = length + own;
+    kv.publish(s);
+    s.tokens.push_back(7);
+  }
+  EKV_CHECK(sequences.waiting().size() == 1, "the second one waits");
+  for (auto _ : state) {
+    planner.plan(kv, sequences, plan);
+    benchmark::DoNotOptimize(plan);
+  }
+}
+BENCHMARK(plan_while_waiting)
+    ->ArgName("tokens")
+    ->Arg(1024)
+    ->Arg(8192)
+    ->Arg(65536)
+    ->Unit(benchmark::kMicrosecond);
+
+// A prompt whose every pair is cached, in a cache with other content, looked up for the first time.
 void prefix_lookup(benchmark::State& state) {
   const int length = int(state.range(0));
   KvManager kv({}, 1 << 16);
@@ -223,7 +219,10 @@ void prefix_lookup(benchmark::State& state) {
     kv.publish(s);
   }
   const Sequence& s = sequences[SeqId{100}];
-  for (auto _ : state) benchmark::DoNotOptimize(kv.lookup(s));
+  for (auto _ : state) {
+    s.known_cached = {};
+    benchmark::DoNotOptimize(kv.lookup(s));
+  }
   state.counters["pairs_per_s"] =
       benchmark::Counter(double((length - 1) / kPairTokens), benchmark::Counter::kIsIterationInvariantRate);
 }

@@ -115,6 +115,7 @@ Json engine_labels(const ReplayFlags& flags, const ReplayOutcome& outcome) {
           {"max_num_batched_tokens", e.scheduler.max_step_tokens},
           {"max_num_seqs", e.scheduler.max_step_seqs},
           {"long_prefill_token_threshold", e.scheduler.max_chunk_tokens},
+          {"target_step_us", e.scheduler.target_step_us},
           {"reserve_full_prompt", e.scheduler.reserve_full_prompt},
           {"watermark", e.scheduler.watermark},
           {"prefix_cache", e.kv.prefix_cache},

@@ -93,7 +93,8 @@ void add_result_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
   app.add_option("--series-period", flags.series_period_s, "seconds between two points of it")
       ->check(CLI::Range(1e-3, 1e6))
       ->capture_default_str();
-  app.add_option("--step-log", flags.step_log, "JSONL file with every step and every token (bench/step_log.h)");
+  app.add_option("--step-log", flags.step_log,
+                 "JSONL file with every step and every token (elastickv/step_log.h)");
   app.add_option("--metadata", raw.metadata, "KEY=VALUE for the result; may be given several times");
   app.add_option("--goodput", raw.goodput, "bounds of a good request in ms: ttft:MS tpot:MS e2el:MS itl:MS");
   app.add_flag("--quiet", flags.quiet, "no progress");

@@ -6,7 +6,7 @@
 #include <queue>
 #include <unordered_map>
 
-#include "bench/step_log.h"
+#include "elastickv/step_log.h"
 
 namespace ekv {
 namespace {
@@ -68,6 +68,24 @@ bool did_something(const StepRecord& r) {
   const int tokens = r.num_prefill_tokens + r.num_decode_tokens + r.num_preempted;
   const int copies = r.restores_begun + r.backups_begun + r.stores_begun + r.loads_begun + r.transfers_done;
   return tokens + copies + r.demoted_pairs + r.promoted_pairs > 0;
+}
+
+void write_line(StepLog& log, int64_t request, const ReplayRecord& r) {
+  std::vector<int64_t> gaps_us;
+  for (size_t i = 0; i < r.token_us.size(); ++i)
+    gaps_us.push_back(r.token_us[i] - (i ? r.token_us[i - 1] : r.arrival_us));
+  const LogField fields[] = {{"request", request},
+                             {"replica", r.replica},
+                             {"arrival_us", r.arrival_us},
+                             {"first_scheduled_us", r.first_scheduled_us},
+                             {"end_us", r.end_us},
+                             {"prompt_tokens", r.num_prompt},
+                             {"cached_tokens", r.num_cached},
+                             {"preemptions", r.num_preemptions},
+                             {"pairs_seen", r.pairs_seen},
+                             {"base_pairs_seen", r.base_pairs_seen},
+                             {"finish", int64_t(r.finish)}};
+  log.write("request", fields, "gaps_us", gaps_us);
 }
 
 // Whoever is behind in time goes first, so that no replica sees a request from its future.
@@ -230,7 +248,7 @@ void EngineRun::token_out(Replica& replica, const SeqEvent& event) {
 void EngineRun::ended(int index, int64_t now_us) {
   ReplayRecord& record = result_.requests[size_t(index)];
   record.end_us = now_us;
-  log_.write(index, record);
+  write_line(log_, index, record);
   result_.end_us = std::max(result_.end_us, now_us);
   ++num_ended_;
   if (options_.concurrency > 0) arrive_next(now_us);

@@ -42,7 +42,10 @@ struct ReplayOptions {
   // 0: open loop, requests come at their arrival times. Otherwise so many are under way all the time, in the
   // order of the list, each arriving the moment one before it ends.
   int concurrency = 0;
-  std::string step_log;          // path of a JSONL file with a line per step and per ended request; empty: none
+  // Path of a JSONL file, empty: none. Besides the steps it has a line for each ended request, {"kind":
+  // "request", ...}: its arrival, its sums, and "gaps_us", arrival to first token, then from token to token.
+  // `finish` is a FinishReason. Every figure of the result can be computed again from it.
+  std::string step_log;
   int64_t series_period_us = 0;  // time between the points of ReplayResult::series; 0: no series
   // After every step, with the replica that made it and the Clock time of its end.
   std::function<void(int replica, const StepRecord& record)> on_step;

@@ -1,4 +1,4 @@
-"""Reads the step logs of `elastickv replay` (bench/step_log.h) and computes from them what the result has not."""
+"""Reads step logs (elastickv/step_log.h, bench/replay_run.h) and computes from them what the result has not."""
 import gzip
 import json
 import statistics

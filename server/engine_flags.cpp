@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <optional>
 
@@ -80,6 +81,11 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
                  "longest prefill chunk of one sequence, in tokens; 0: no limit")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
+  app.add_option("--target-step-ms", raw.target_step_ms,
+                 "prefill chunks are cut so that a step should take no longer, as far as it can be predicted "
+                 "from those before; 0: no limit")
+      ->check(CLI::Range(0.0, 60'000.0))
+      ->capture_default_str();
   app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
@@ -98,6 +104,7 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
         size_t(size_or_throw("--kv-cache-memory-bytes", raw.kv_cache_memory, 1, int64_t(1) << 50));
   config.scheduler.max_step_tokens =
       int(size_or_throw("--max-num-batched-tokens", raw.max_step_tokens, 1, 1 << 24));
+  config.scheduler.target_step_us = int(std::llround(raw.target_step_ms * 1e3));
   config.scheduler.policy =
       raw.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
 }

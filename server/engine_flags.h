@@ -17,6 +17,7 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   std::string max_step_tokens = "2048";
   std::string scheduling_policy = "fcfs";
+  double target_step_ms = 0;
 };
 
 // `config` and `raw` outlive the parsing.

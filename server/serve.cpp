@@ -9,9 +9,9 @@
 #include <filesystem>
 
 #include "backend/device.h"
-#include "bench/step_log.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
+#include "elastickv/step_log.h"
 #include "elastickv/tokenizer.h"
 #include "server/chat_prompt.h"
 #include "server/exit_guard.h"

@@ -63,6 +63,7 @@ Status validate_scheduler(const SchedulerConfig& s) {
   if (s.max_chunk_tokens < 0)
     return invalid("long-prefill-token-threshold",
                    fmt::format("long-prefill-token-threshold must be >= 0, got {}", s.max_chunk_tokens));
+  if (s.target_step_us < 0) return invalid("target-step-ms", "target-step-ms must be >= 0; 0: no limit");
   if (!(s.watermark >= 0 && s.watermark < 1))
     return invalid("watermark", fmt::format("watermark must be in [0, 1), got {}", s.watermark));
   return std::nullopt;
@@ -115,7 +116,7 @@ Status validate_guarantee(const EngineConfig& config) {
   if (f.max_base_fraction < 1)
     return invalid("admission",
                    "admission guaranteed needs max-base-fraction 1: it counts on BASE for all old pairs");
-  if (f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough)
+  if (f.writes_through())
     return invalid(
         "admission",
         "admission guaranteed needs backing lazy: with writethrough a pair cannot be demoted at once");

@@ -112,9 +112,7 @@ void Engine::commit(Flight& flight) {
   const StepPlan& plan = flight.plan;
   count_plan(flight);
   kv_.commit(plan, sequences_);
-  for (SeqId id : plan.preempted) sequences_.preempt(id);
-  for (SeqId id : plan.admitted) sequences_.admit(id);
-  for (const LoadPlan& load : plan.loads) sequences_.admit(load.seq);
+  sequences_.follow(plan);
   pack_step(plan, kv_.pairs(), config_.fidelity.attention_path, sequences_, flight.packed);
   mark_taint(plan, flight.packed, sequences_);
   count_fidelity(flight);

@@ -10,6 +10,8 @@ namespace ekv {
 
 void Engine::land(Flight& flight) {
   if (flight.submitted) deliver(flight, collect(flight));
+  const StepRecord& r = flight.record;
+  planner_.learn({r.num_prefill_tokens + r.num_decode_tokens, r.prefill_keys, r.decode_keys}, r.device_us);
   report(flight.record);
 }
 
@@ -117,7 +119,7 @@ void Engine::report(StepRecord& record) {
   const PairTable& pairs = kv_.pairs();
   record.locked_pages = pairs.num_locked_pages();
   record.resident_pairs = pairs.num_pairs(), record.resident_base_pairs = pairs.num_base();
-  record.host_slots_used = pairs.num_host_slots() - pairs.num_free_slots() + kv_.host().num_used();
+  record.host_slots_used = pairs.num_host_slots() - pairs.num_free_host_slots() + kv_.host().num_used();
   record.stores_skipped =
       kv_.num_skipped_stores() - std::exchange(num_skipped_before_, kv_.num_skipped_stores());
   if (kv_.host().num_loads() > 0)

@@ -69,6 +69,12 @@ void SequenceTable::preempt(SeqId id) {
   insert(waiting_, sequence);
 }
 
+void SequenceTable::follow(const StepPlan& plan) {
+  for (SeqId id : plan.preempted) preempt(id);
+  for (SeqId id : plan.admitted) admit(id);
+  for (const LoadPlan& load : plan.loads) admit(load.seq);
+}
+
 bool SequenceTable::before(const Sequence& a, const Sequence& b) const {
   const auto key = [this](const Sequence& s) {
     const int64_t priority = policy_ == SchedulingPolicy::priority ? s.request.priority : 0;

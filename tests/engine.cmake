@@ -1,4 +1,5 @@
 ekv_test(json_test LABEL unit SOURCES unit/json_test.cpp LIBS ekv_base)
+ekv_test(step_log_test LABEL unit SOURCES unit/step_log_test.cpp LIBS ekv_core)
 ekv_test(engine_test LABEL core SOURCES unit/engine_test.cpp LIBS ekv_core)
 ekv_test(schedule_invariance_test LABEL core SOURCES property/schedule_invariance_test.cpp LIBS ekv_core)
 ekv_group(threaded engine_test)

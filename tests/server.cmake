@@ -8,11 +8,11 @@ ekv_group(threaded server_test)
 # A device that is lost, in three forms: tests/support/lose_device.h. serve.cpp belongs to the program.
 set(lost_device e2e/lost_device_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp)
 ekv_test(lost_device_test LABEL e2e SOURCES ${lost_device} support/lose_device_cpu.cpp
-         LIBS ekv_server ekv_devices ekv_sim_replay)
+         LIBS ekv_server ekv_devices)
 if(CMAKE_CUDA_COMPILER)
   ekv_test(lost_device_test_gpu LABEL gpu SOURCES ${lost_device} support/lose_device_gpu.cu
-           LIBS ekv_server ekv_devices ekv_kernels ekv_sim_replay)
+           LIBS ekv_server ekv_devices ekv_kernels)
   ekv_test(lost_device_test_host LABEL e2e SOURCES ${lost_device} ${PROJECT_SOURCE_DIR}/src/backend/device.cpp
-           support/lose_device_host.cpp LIBS ekv_server ekv_cuda_on_host ekv_sim_replay)
+           support/lose_device_host.cpp LIBS ekv_server ekv_cuda_on_host)
   ekv_group(cuda_host lost_device_test_host)
 endif()

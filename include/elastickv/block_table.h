@@ -5,24 +5,17 @@
 #include <vector>
 
 #include "elastickv/base.h"
+#include "elastickv/chain_ref.h"
 #include "elastickv/kv_layout.h"
 
 namespace ekv {
-
-struct StoredPair;  // a pair that the host holds; host_store.h
-
-// Names a stored pair for as long as the host holds it: its place may be given to another one later.
-struct StoredRef {
-  StoredPair* entry = nullptr;
-  uint32_t version = 0;
-};
 
 // The pairs of one sequence, in order; it holds one reference on each. Pages and fidelity: PairTable.
 struct BlockTable {
   std::vector<PairId> pairs;
   int num_blocks = 0;  // covered by pages: the last pair may lack its odd block
   int num_cached = 0;  // leading pairs that are in the prefix cache
-  int num_backed = 0;  // leading pairs for which a backup has been considered; only with writethrough
+  int num_backed = 0;  // leading pairs that are on the host or need not be: sinks; only with writethrough
   int num_loading =
       0;               // last pairs that are on their way from the host: nothing of the sequence runs meanwhile
   int num_stored = 0;  // leading pairs that were written to the host; exact_offload only

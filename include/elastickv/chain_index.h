@@ -30,6 +30,7 @@ struct ChainLink {
   std::string salt;      // first pairs only; the others inherit it through their parent
   bool tainted = false;  // which chain
   uint64_t hash = 0;
+  uint32_t version = 0;  // grows whenever the entry leaves the index; EntryRef
 };
 
 // `Entry` derives from ChainLink<Entry> and stays at its address while it is here. Memory is taken from
@@ -55,7 +56,7 @@ class ChainIndex {
     entry.hash = key_of(parent, tokens, salt, tainted).hash;
     entries_.insert(&entry);
   }
-  void erase(Entry& entry) { entries_.erase(&entry); }
+  void erase(Entry& entry) { entries_.erase(&entry), ++entry.version; }
   size_t size() const { return entries_.size(); }
   bool contains(const Entry* entry) const { return entries_.contains(const_cast<Entry*>(entry)); }
 

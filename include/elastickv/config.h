@@ -28,6 +28,7 @@ struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;  // order of the waiting queue and of preemption
   AdmissionMode admission = AdmissionMode::native;
   bool preempt_self = false;  // who finds no page gives up its own, as in vLLM 0.15
+  int target_step_us = 0;     // prefill chunks are cut so that a step should take no longer; 0: no limit
 };
 
 struct KvConfig {
@@ -80,6 +81,9 @@ struct FidelityConfig {
   double max_base_fraction = 1.0;       // of all resident pairs
   double free_watermark = 0.1;          // share of the pool that DemotionMode::watermark keeps free
   AttentionPath attention_path = AttentionPath::automatic;  // general: whenever a batch has a BASE pair
+
+  // Whether only pairs whose low bytes are on the host already may be demoted.
+  bool writes_through() const { return policy == KvPolicy::elastic && backing == BackingMode::writethrough; }
 };
 
 struct EngineConfig {

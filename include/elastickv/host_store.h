@@ -14,12 +14,11 @@
 namespace ekv {
 
 struct StoredPair : ChainLink<StoredPair> {
-  HostSlot slot = kNoSlot;  // where it lies; fixed
-  bool arriving = false;    // its copy to the host has not ended: it cannot be loaded yet
-  int loads = 0;            // copies from it that have not ended
-  int children = 0;         // entries whose parent this is
-  uint64_t last_use = 0;    // of it, or of what came after it and was evicted since
-  uint32_t version = 0;     // grows whenever the slot gets other content
+  HostSlot slot = kNoHostSlot;  // where it lies; fixed
+  bool arriving = false;        // its copy to the host has not ended: it cannot be loaded yet
+  int loads = 0;                // copies from it that have not ended
+  int children = 0;             // entries whose parent this is
+  uint64_t last_use = 0;        // of it, or of what came after it and was evicted since
   StoredPair *older = nullptr,
              *newer = nullptr;  // its neighbours among those that may be evicted; null: it may not
 
@@ -51,9 +50,6 @@ class HostStore {
   void store_done(HostSlot slot);
   void load_done(HostSlot slot);
   void clear();  // forgets all but what is in flight, and what that continues
-
-  StoredRef ref(StoredPair* entry) const { return {entry, entry ? entry->version : 0}; }
-  bool holds(const StoredRef& ref) const { return ref.entry && ref.entry->version == ref.version; }
 
   int num_slots() const { return slots_.size(); }
   int num_used() const { return slots_.size() - slots_.num_free(); }

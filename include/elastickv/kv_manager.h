@@ -12,10 +12,10 @@
 namespace ekv {
 
 struct PrefixHit {
-  int num_tokens = 0;      // whole pairs, and at least one token of the sequence is left to compute
-  int num_free_pages = 0;  // pages of the hit that no sequence uses: taking them spends the budget
-  int num_free_slots = 0;  // likewise host slots
-  int num_loadable = 0;    // tokens after these that the host holds, whole pairs, within the same limit
+  int num_tokens = 0;           // whole pairs, and at least one token of the sequence is left to compute
+  int num_free_pages = 0;       // pages of the hit that no sequence uses: taking them spends the budget
+  int num_free_host_slots = 0;  // likewise host slots
+  int num_loadable = 0;         // tokens after these that the host holds, whole pairs, within the same limit
   // More will be loadable soon, and cheaper to wait for than to compute: some of it is on its way to the device
   // for somebody else, who will cache it; or, for a sequence that was preempted, on its way to the host.
   bool load_later = false;
@@ -36,7 +36,8 @@ class KvManager {
   KvManager(const KvConfig& config, int num_pages, const FidelityConfig& fidelity = {}, int num_host_slots = 0);
 
   KvBudget budget() const;  // O(1)
-  // All tokens of the sequence are known. No side effects; O(tokens of the hit and of the load).
+  // All tokens of the sequence are known. No side effects. O(pairs of the hit and of the load), of which only
+  // those are searched for that the lookup before did not find.
   PrefixHit lookup(const Sequence& sequence) const;
   // What plan_step() sees of a sequence, but for num_demotable and the peaks. A waiting one costs a lookup(),
   // so view only those that may be admitted; a running one costs O(log pairs) while all pairs are TARGET and no
@@ -51,7 +52,7 @@ class KvManager {
   // evict; demoted pairs become BASE; every chunk gets the pages it writes, loads and restores get theirs and
   // begin, as backups do. num_computed of an admitted sequence becomes its chunk's first_pos, that
   // of one that loads the end of what it loads. The plan must fit the budget it was made with, and views and
-  // budget must be those of now. The queues stay as they are: see SequenceTable::admit and preempt.
+  // budget must be those of now. The queues stay as they are: see SequenceTable::follow.
   //
   // Where pages must come from cached pairs without users, those are demoted while that is enough, and
   // otherwise evicted, the least recently used first.
@@ -94,8 +95,10 @@ class KvManager {
   const FidelityConfig& fidelity() const { return fidelity_; }
   int num_pages() const { return pairs_.num_pages(); }
   int num_free_pages() const { return pairs_.num_free_pages(); }
-  int num_cached_pages() const { return cache_.num_idle_pages(); }                          // cached and unused
-  int num_free_slots() const { return pairs_.num_free_slots() + cache_.num_idle_slots(); }  // or evictable
+  int num_cached_pages() const { return cache_.num_idle_pages(); }  // cached and unused
+  int num_free_host_slots() const {
+    return pairs_.num_free_host_slots() + cache_.num_idle_host_slots();
+  }  // or evictable
 
   int num_live_base() const { return pairs_.num_base() - cache_.num_idle_base(); }  // used by some sequence
 
@@ -107,7 +110,7 @@ class KvManager {
 
   // Conservation of pages and slots, reference counts and taint, recomputed from the tables of all running
   // sequences; aborts with what is wrong.
-  void check_integrity(std::span<Sequence* const> running) const;
+  void check_integrity(std::span<const Sequence* const> running) const;
 
  private:
   PageId take_page();
@@ -126,12 +129,14 @@ class KvManager {
   void extend(BlockTable& blocks, int num_tokens);
   void demote(PairId pair);
   void transition(const StepPlan& plan);
+  void pass_backed(BlockTable& blocks) const;
   int freeable_pages(const BlockTable& blocks) const;
   int num_base(const BlockTable& blocks) const;
-  const CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
+  CachedPair* find_child(const CachedPair* parent, const Sequence& sequence, int pair) const;
+  StoredPair* stored_child(const StoredPair* parent, const Sequence& sequence, int pair) const;
   void check_table(const Sequence& sequence) const;
   void check_host() const;
-  void check_sharing(std::span<Sequence* const> running) const;
+  void check_sharing(std::span<const Sequence* const> running) const;
 
   KvConfig config_;
   FidelityConfig fidelity_;
@@ -152,8 +157,9 @@ void KvManager::for_each_hit(const Sequence& sequence, Visit visit) const {
   const int recent = sequence.num_tokens() / kPairTokens - fidelity_.recent_pairs;  // from here on all TARGET
   const CachedPair* entry = nullptr;
   int num_base = 0;
+  sequence.known_cached.drop_gone();
   for (int i = 0; i < most; ++i) {
-    entry = find_child(entry, sequence, i);
+    entry = sequence.known_cached.at(i, [&] { return find_child(entry, sequence, i); });
     if (!entry) return;
     // With the pair that the sequence computes next, no more than its share may be BASE.
     const bool is_base = pairs_.is_base(entry->pair);

@@ -9,7 +9,7 @@
 namespace ekv {
 
 enum class HostSlot : int32_t {};  // host memory for the low bytes of a pair
-constexpr HostSlot kNoSlot{-1};
+constexpr HostSlot kNoHostSlot{-1};
 
 // Not thread-safe; engine thread only.
 template <class Id>

@@ -5,13 +5,12 @@
 
 #include <vector>
 
+#include "elastickv/chain_ref.h"
 #include "elastickv/kv_jobs.h"
 #include "elastickv/kv_layout.h"
 #include "elastickv/page_pool.h"
 
 namespace ekv {
-
-struct CachedPair;  // an entry of the prefix cache; prefix_cache.h
 
 enum class Transition : uint8_t {
   none,
@@ -29,7 +28,7 @@ struct Pair {
   Fidelity fidelity = Fidelity::target;
   Transition transition = Transition::none;
   bool tainted = false;           // computed from BASE, or from KV that was
-  HostSlot slot = kNoSlot;        // of its low bytes; they are there when no transition writes them
+  HostSlot slot = kNoHostSlot;    // of its low bytes; they are there when no transition writes them
   PageId reserved_odd = kNoPage;  // restoring and restored only
   uint32_t ticket = 0;            // of the transfer under way; 0: none
   CachedPair* cached = nullptr;   // the entry of the prefix cache with this content
@@ -63,7 +62,7 @@ class PairTable {
   void set_cached(PairId pair, CachedPair* entry) { pairs_[size_t(pair)].cached = entry; }
   // Pages that come free now when the last reference goes: none while the device still reads them.
   int num_releasable_pages(PairId pair) const { return traits_[size_t(pair)] / kReleasablePage; }
-  bool has_releasable_slot(PairId pair) const;  // likewise its host slot
+  bool has_releasable_host_slot(PairId pair) const;  // likewise its host slot
 
   // Transitions. Each returns what the device must do. `pair` is idle (no transition) unless said otherwise.
   bool may_demote(PairId pair, bool needs_backing) const {
@@ -84,9 +83,9 @@ class PairTable {
   // device runs those first.
   void free_promoted_slots();
   struct Done {
-    PairId pair = kNoPair;    // none: it has gone meanwhile
-    TransferKind kind{};      // what the transfer was; restore_low: the pair waits for promote()
-    HostSlot slot = kNoSlot;  // store_pair and load_pair: theirs
+    PairId pair = kNoPair;        // none: it has gone meanwhile
+    TransferKind kind{};          // what the transfer was; restore_low: the pair waits for promote()
+    HostSlot slot = kNoHostSlot;  // store_pair and load_pair: theirs
   };
   Done transfer_done(uint32_t ticket);
 
@@ -95,9 +94,9 @@ class PairTable {
   int num_restoring() const { return num_restoring_; }
   int num_transfers() const { return num_transfers_; }  // tickets the device still owes, and restored pairs
   int num_host_slots() const { return slots_.size(); }
-  int num_free_slots() const { return slots_.num_free(); }
-  int num_locked_slots() const { return num_locked_slots_; }  // nobody's until a transfer ends
-  int num_open(TransferKind kind) const;                      // O(transfers)
+  int num_free_host_slots() const { return slots_.num_free(); }
+  int num_locked_host_slots() const { return num_locked_host_slots_; }  // nobody's until a transfer ends
+  int num_open(TransferKind kind) const;                                // O(transfers)
 
   // Every invariant above, recomputed from scratch; aborts with what is wrong.
   void check_integrity() const;
@@ -105,14 +104,14 @@ class PairTable {
  private:
   struct Transfer {
     PairId pair = kNoPair;
-    HostSlot slot = kNoSlot;  // to be freed with the ticket, when the pair has gone; or that of a HostStore
+    HostSlot slot = kNoHostSlot;  // to be freed with the ticket, when the pair has gone; or that of a HostStore
     TransferKind kind{};
     bool open = false;
   };
   enum Traits : uint8_t { kDemotable = 1, kBacked = 2, kBase = 4, kReleasablePage = 8 };  // and its multiples
   uint8_t traits_of(PairId pair) const;
   void changed(PairId pair) { traits_[size_t(pair)] = traits_of(pair); }
-  uint32_t open_transfer(PairId pair, TransferKind kind, HostSlot slot = kNoSlot);
+  uint32_t open_transfer(PairId pair, TransferKind kind, HostSlot slot = kNoHostSlot);
   TransferJob copy(PairId pair, HostSlot slot, TransferKind kind);
   void free_pages(PairId pair);
   void free_slot(PairId pair);
@@ -137,7 +136,7 @@ class PairTable {
   std::vector<uint32_t> free_tickets_;
   std::vector<HostSlot> promoted_slots_;
   int num_pairs_ = 0, num_base_ = 0, num_locked_ = 0, num_restoring_ = 0, num_transfers_ = 0;
-  int num_locked_slots_ = 0;
+  int num_locked_host_slots_ = 0;
 };
 
 }  // namespace ekv

@@ -15,8 +15,8 @@ struct CachedPair : ChainLink<CachedPair> {
   PairId pair = kNoPair;  // the entry holds one reference
   int users = 0;          // sequences whose block table points here
   int children = 0;       // entries whose parent this is
-  int idle_pages = 0;     // what it adds to num_idle_pages(), and to num_idle_slots()
-  bool idle_slot = false, idle_base = false;
+  int idle_pages = 0;     // what it adds to num_idle_pages(), and to num_idle_host_slots()
+  bool idle_host_slot = false, idle_base = false;
   std::pmr::list<CachedPair>::iterator self;  // its place in one of the cache's two lists
   std::pmr::list<CachedPair*>::iterator to_shrink;
   bool may_shrink = false;  // has such a place
@@ -28,7 +28,8 @@ struct CachedPair : ChainLink<CachedPair> {
 // is always a leaf.
 //
 // Invariants: an entry's ancestors are in the cache too; an entry with users is never evicted. Entries are at
-// stable addresses. Memory is recycled: a full cache that evicts as much as it takes in allocates nothing.
+// stable addresses, and an EntryRef to one that was evicted can be asked. Memory is recycled: a full cache that
+// evicts as much as it takes in allocates nothing.
 // Not thread-safe; engine thread only.
 class PrefixCache {
  public:
@@ -53,8 +54,8 @@ class PrefixCache {
 
   int num_entries() const { return int(index_.size()); }
   int num_idle_pages() const { return num_idle_pages_; }  // that evicting every entry without users frees now
-  int num_idle_slots() const { return num_idle_slots_; }  // likewise host slots
-  int num_idle_base() const { return num_idle_base_; }    // BASE pairs of entries without users
+  int num_idle_host_slots() const { return num_idle_host_slots_; }  // likewise host slots
+  int num_idle_base() const { return num_idle_base_; }              // BASE pairs of entries without users
   int num_idle_entries() const { return int(idle_.size()); }
   void refresh(CachedPair& entry);  // its pair changed fidelity, or a transition began or ended
   bool evict_one();                 // forgets the least recently used idle entry; false: there is none
@@ -74,9 +75,10 @@ class PrefixCache {
   void leaves_idle(CachedPair& entry);
 
   PairTable& pairs_;
-  int num_idle_pages_ = 0, num_idle_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
+  int num_idle_pages_ = 0, num_idle_host_slots_ = 0, num_idle_whole_ = 0, num_idle_base_ = 0;
   std::pmr::unsynchronized_pool_resource memory_;  // of the containers below; keeps what they free
   std::pmr::list<CachedPair> used_, idle_;         // with and without users; idle_: least recently used first
+  std::pmr::list<CachedPair> places_;              // of those that were evicted
   std::pmr::list<CachedPair*> to_shrink_;
   CachedPair* last_idle_ = nullptr;  // the last to become idle, while it is
   int num_recent_;

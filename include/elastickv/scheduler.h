@@ -8,10 +8,29 @@
 
 namespace ekv {
 
+// What the time of a step depends on.
+struct StepLoad {
+  int tokens = 0;            // computed in it
+  int64_t prefill_keys = 0;  // keys visible to each token of the chunks of several tokens, summed
+  int64_t decode_keys = 0;   // of the chunks of one
+};
+
+// Predicts that time.
+struct StepCost {
+  double fixed_us = 0, per_token_us = 0, per_prefill_key_us = 0, per_decode_key_us = 0;
+  double us(const StepLoad& load) const {
+    return fixed_us + per_token_us * load.tokens + per_prefill_key_us * double(load.prefill_keys) +
+           per_decode_key_us * double(load.decode_keys);
+  }
+};
+
 // Continuous batching with chunked prefill. Both spans stand in the order of the policy; the plan follows it.
 //
 //   Tokens     each running decode has one set aside; unfinished prefills share the rest in order, then the
 //              admitted. So no prompt, however long, delays a stream by more than one step.
+//   Time       with config.target_step_us prefills, in the same order, share what `cost` leaves of it beside
+//   the
+//              decodes. The first one has kPairTokens however little that is, so that prompts get on.
 //   Pages      in running order. A sequence that lacks pages makes the last of those after it give up all of
 //              theirs (recompute), one after the other. If all of them would not do, nobody gives up anything
 //              and it is left out of this step. With config.preempt_self it then gives up its own too, with all
@@ -38,6 +57,7 @@ namespace ekv {
 //
 // Same arguments, same plan. `plan` is cleared first and keeps its capacity from step to step.
 PageDemand plan_step(const SchedulerConfig& config, std::span<const SeqView> running,
-                     std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan);
+                     std::span<const SeqView> waiting, KvBudget budget, StepPlan& plan,
+                     const StepCost& cost = {});
 
 }  // namespace ekv

@@ -28,6 +28,9 @@ struct Sequence {
                               // for a decode; equal to it when a step in flight yields the last token
   int num_ever_computed = 0;  // the most that num_computed has been
   BlockTable blocks;
+  // What lookups while it waits have found; saves their time, and no result depends on it.
+  mutable KnownChain<CachedPair> known_cached;
+  mutable KnownChain<StoredPair> known_stored;
   int tainted_from = kClean;  // first position whose KV was computed from BASE, or from KV that was
   SeqState state = SeqState::waiting;
   SeqStats stats;
@@ -53,12 +56,15 @@ class SequenceTable {
   Sequence& add(SeqId id, Request request);  // waiting; the prompt has at least one token, the id is new
   Sequence* find(SeqId id);                  // null: unknown, or already gone
   Sequence& operator[](SeqId id);
-  void erase(SeqId id);    // the caller has released its pages
-  void admit(SeqId id);    // waiting -> running
-  void preempt(SeqId id);  // running -> waiting; the caller has released its pages
+  void erase(SeqId id);               // the caller has released its pages
+  void admit(SeqId id);               // waiting -> running
+  void preempt(SeqId id);             // running -> waiting; the caller has released its pages
+  void follow(const StepPlan& plan);  // both, for those whom a committed plan moves
 
-  std::span<Sequence* const> running() const { return running_; }
-  std::span<Sequence* const> waiting() const { return waiting_; }
+  std::span<Sequence* const> running() { return running_; }
+  std::span<Sequence* const> waiting() { return waiting_; }
+  std::span<const Sequence* const> running() const { return running_; }
+  std::span<const Sequence* const> waiting() const { return waiting_; }
   bool empty() const { return by_id_.empty(); }
 
  private:

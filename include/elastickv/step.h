@@ -12,28 +12,28 @@ namespace ekv {
 struct KvBudget {
   int free_pages = 0;  // free now, or freed by evicting cached pairs that nobody uses
   int total_pages = 0;
-  int max_demotions = 0;  // pairs that this step may demote at most, whoever has them: a page each
-  int locked_pages = 0;   // neither free nor anybody's until a transfer ends
-  int total_slots = 0;    // host slots; guaranteed admission shares them out
+  int max_demotions = 0;     // pairs that this step may demote at most, whoever has them: a page each
+  int locked_pages = 0;      // neither free nor anybody's until a transfer ends
+  int total_host_slots = 0;  // host slots; guaranteed admission shares them out
 };
 
 // What the scheduler sees of a sequence: counts only.
 struct SeqView {
   SeqId id{};
   int num_tokens = 0;
-  int num_computed = 0;      // of a waiting sequence: 0; num_tokens: a step in flight yields the last token
-  int num_blocks = 0;        // covered by pages now: positions below num_blocks * kBlockTokens need no new page
-  int num_freeable = 0;      // running: pages that its preemption alone makes free or evictable
-  int num_cached = 0;        // waiting: leading tokens found in the prefix cache, whole pairs
-  int num_cached_free = 0;   // waiting: pages of that hit which nobody uses, so taking them spends free pages
-  int num_cached_slots = 0;  // waiting: host slots of that hit which nobody uses
-  int num_loadable = 0;      // waiting: tokens after the cached ones that the host holds, whole pairs
-  bool load_later = false;   // waiting: a copy under way brings more of it; it waits, and so do all after it
-  int num_loading = 0;       // running: pairs on their way from the host; it has no chunk until they are here
-  int num_base = 0;          // running: BASE pairs; each covers two blocks with one page
-  int num_demotable = 0;     // running: pairs that may become BASE now and that no sequence before it counts
-  int peak_pages = 0;        // with guaranteed admission: the most pages it can need to its last token, and the
-  int peak_slots = 0;        // host slots with which it needs no more
+  int num_computed = 0;     // of a waiting sequence: 0; num_tokens: a step in flight yields the last token
+  int num_blocks = 0;       // covered by pages now: positions below num_blocks * kBlockTokens need no new page
+  int num_freeable = 0;     // running: pages that its preemption alone makes free or evictable
+  int num_cached = 0;       // waiting: leading tokens found in the prefix cache, whole pairs
+  int num_cached_free = 0;  // waiting: pages of that hit which nobody uses, so taking them spends free pages
+  int num_cached_host_slots = 0;  // waiting: host slots of that hit which nobody uses
+  int num_loadable = 0;           // waiting: tokens after the cached ones that the host holds, whole pairs
+  bool load_later = false;  // waiting: a copy under way brings more of it; it waits, and so do all after it
+  int num_loading = 0;      // running: pairs on their way from the host; it has no chunk until they are here
+  int num_base = 0;         // running: BASE pairs; each covers two blocks with one page
+  int num_demotable = 0;    // running: pairs that may become BASE now and that no sequence before it counts
+  int peak_pages = 0;       // with guaranteed admission: the most pages it can need to its last token, and the
+  int peak_host_slots = 0;  // host slots with which it needs no more
 };
 
 struct ChunkPlan {

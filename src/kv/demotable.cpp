@@ -17,7 +17,7 @@ int old_end(const KvManager& kv, const Sequence& s) {
 
 }  // namespace
 
-void DemotableScan::scan(const KvManager& kv, std::span<Sequence* const> running,
+void DemotableScan::scan(const KvManager& kv, std::span<const Sequence* const> running,
                          std::span<const SeqView> views, std::span<const PairId> kept) {
   ++scan_;
   sources_.clear(), starts_.clear(), pairs_.clear();
@@ -46,13 +46,12 @@ void DemotableScan::list_own(const KvManager& kv, const Sequence& s, int num_bas
   const PairTable& pairs = kv.pairs();
   open_source(kv, s, num_base, 1);
   const FidelityConfig& f = kv.fidelity();
-  const bool needs_backing = f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough;
   const FidelitySource& source = sources_.back();
   int room = int(s.base_cap() * source.num_pairs) - source.num_base;
   const int end = old_end(kv, s);
   for (int i = std::max(f.sink_pairs, kv.num_shared(s.blocks)); i < end && room > 0; ++i) {
     const PairId pair = s.blocks.pairs[size_t(i)];
-    if (!pairs.may_demote(pair, needs_backing) || mark(pair).permits == kNotNow) continue;
+    if (!pairs.may_demote(pair, f.writes_through()) || mark(pair).permits == kNotNow) continue;
     pairs_.push_back(pair);
     --room;
   }
@@ -63,13 +62,12 @@ void DemotableScan::list_shared(const KvManager& kv, const Sequence& s, int num_
   if (s.base_cap() < 1) return;
   const PairTable& pairs = kv.pairs();
   const FidelityConfig& f = kv.fidelity();
-  const bool needs_backing = f.policy == KvPolicy::elastic && f.backing == BackingMode::writethrough;
   int sharers = 0;
   for (int i = std::min(kv.num_shared(s.blocks), old_end(kv, s)) - 1; i >= f.sink_pairs; --i) {
     const PairId pair = s.blocks.pairs[size_t(i)];
     const int users = pairs[pair].num_users();
     Mark& m = mark(pair);
-    if (m.permits != users || !pairs.may_demote(pair, needs_backing)) continue;
+    if (m.permits != users || !pairs.may_demote(pair, f.writes_through())) continue;
     m.permits = kNotNow;
     if (users != sharers) {
       if (sharers > 0) close_source();
@@ -98,7 +96,7 @@ void DemotableScan::close_source() {
   starts_.pop_back();
 }
 
-void RestorableScan::scan(const KvManager& kv, std::span<Sequence* const> running, int at_most,
+void RestorableScan::scan(const KvManager& kv, std::span<const Sequence* const> running, int at_most,
                           std::vector<PairId>& restores) {
   ++scan_;
   taken_.resize(size_t(kv.num_pages()));
@@ -111,21 +109,19 @@ void RestorableScan::scan(const KvManager& kv, std::span<Sequence* const> runnin
     for (size_t i = s->blocks.pairs.size(); i-- > 0 && at_most > 0;) {
       const PairId pair = s->blocks.pairs[i];
       const Pair& p = kv.pairs()[pair];
-      if (p.fidelity != Fidelity::base || p.transition != Transition::none || p.slot == kNoSlot) continue;
+      if (p.fidelity != Fidelity::base || p.transition != Transition::none || p.slot == kNoHostSlot) continue;
       if (std::exchange(taken_[size_t(pair)], scan_) == scan_) continue;
       restores.push_back(pair);
       --at_most;
     }
 }
 
-void collect_backups(const KvManager& kv, Sequence& s, int at_most, std::vector<PairId>& backups) {
+void collect_backups(const KvManager& kv, const Sequence& s, int at_most, std::vector<PairId>& backups) {
   if (s.base_cap() == 0) return;
-  int& next = s.blocks.num_backed;
-  next = std::max(next, kv.fidelity().sink_pairs);
-  for (const int end = old_end(kv, s); next < end && at_most > 0; ++next) {
-    const PairId pair = s.blocks.pairs[size_t(next)];
-    const Pair& p = kv.pairs()[pair];
-    if (p.slot != kNoSlot || !kv.pairs().may_demote(pair, false)) continue;
+  const int end = old_end(kv, s);
+  for (int i = std::max(s.blocks.num_backed, kv.fidelity().sink_pairs); i < end && at_most > 0; ++i) {
+    const PairId pair = s.blocks.pairs[size_t(i)];
+    if (kv.pairs()[pair].slot != kNoHostSlot || !kv.pairs().may_demote(pair, false)) continue;
     if (std::ranges::find(backups, pair) != backups.end()) continue;
     backups.push_back(pair);
     --at_most;

@@ -19,7 +19,7 @@ class DemotableScan {
  public:
   // `running` in the order of the queue, and their `views`; `kept` pairs are left out. Replaces what was found
   // before.
-  void scan(const KvManager& kv, std::span<Sequence* const> running, std::span<const SeqView> views,
+  void scan(const KvManager& kv, std::span<const Sequence* const> running, std::span<const SeqView> views,
             std::span<const PairId> kept);
 
   std::span<const FidelitySource> sources() const { return sources_; }
@@ -53,7 +53,7 @@ class DemotableScan {
 // those that stay.
 class RestorableScan {
  public:
-  void scan(const KvManager& kv, std::span<Sequence* const> running, int at_most,
+  void scan(const KvManager& kv, std::span<const Sequence* const> running, int at_most,
             std::vector<PairId>& restores);
 
  private:
@@ -62,7 +62,8 @@ class RestorableScan {
   uint32_t scan_ = 0;
 };
 
-// The pairs of `sequence` that have become old enough to be backed up since the last call; at most `at_most`.
-void collect_backups(const KvManager& kv, Sequence& sequence, int at_most, std::vector<PairId>& backups);
+// Adds the pairs of `sequence` that are old enough to be demoted and have no place on the host yet, oldest
+// first; at most `at_most`, and none that is in `backups`.
+void collect_backups(const KvManager& kv, const Sequence& sequence, int at_most, std::vector<PairId>& backups);
 
 }  // namespace ekv

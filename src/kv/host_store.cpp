@@ -31,7 +31,6 @@ bool HostStore::evict_one(const StoredPair* keep) {
   if (entry == &evictable_) return false;
   unlink(*entry);
   index_.erase(*entry);
-  ++entry->version;
   slots_.release(entry->slot);
   if (StoredPair* parent = std::exchange(entry->parent, nullptr)) {
     --parent->children;

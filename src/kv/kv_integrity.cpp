@@ -7,7 +7,7 @@
 
 namespace ekv {
 
-void KvManager::check_integrity(std::span<Sequence* const> running) const {
+void KvManager::check_integrity(std::span<const Sequence* const> running) const {
   pairs_.check_integrity();
   cache_.check_integrity();
   for (const Sequence* sequence : running) check_table(*sequence);
@@ -32,6 +32,8 @@ void KvManager::check_table(const Sequence& sequence) const {
     EKV_CHECK(entry.is_base() ? !half : (entry.odd == -1) == half, "only the last pair may lack its odd page");
     EKV_CHECK((pair.cached != nullptr) == (int(i) < blocks.num_cached), "cached pairs come first");
     EKV_CHECK(sequence.base_cap() > 0 || !entry.is_base(), "who asked for exact KV has no BASE pair");
+    EKV_CHECK(int(i) >= blocks.num_backed || int(i) < fidelity_.sink_pairs || pair.slot != kNoHostSlot,
+              "planning passes over the pairs that are on the host");
     EKV_CHECK(pair.transition != Transition::loading || i + size_t(blocks.num_loading) >= blocks.pairs.size(),
               "what is on its way to a sequence are its last pairs");
     if (!pair.cached) continue;
@@ -43,7 +45,7 @@ void KvManager::check_table(const Sequence& sequence) const {
   }
 }
 
-void KvManager::check_sharing(std::span<Sequence* const> running) const {
+void KvManager::check_sharing(std::span<const Sequence* const> running) const {
   std::unordered_map<PairId, int> users;
   for (const Sequence* sequence : running)
     for (PairId pair : sequence->blocks.pairs) ++users[pair];

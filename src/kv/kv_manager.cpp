@@ -24,15 +24,15 @@ KvBudget KvManager::budget() const {
   return {.free_pages = pairs_.num_free_pages() + cache_.num_idle_pages(),
           .total_pages = pairs_.num_pages(),
           .locked_pages = pairs_.num_locked_pages(),
-          .total_slots = pairs_.num_host_slots() - pairs_.num_locked_slots()};
+          .total_host_slots = pairs_.num_host_slots() - pairs_.num_locked_host_slots()};
 }
 
 // The clean chain first: whoever may read tainted KV still gains from clean KV.
-const CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence& sequence, int pair) const {
+CachedPair* KvManager::find_child(const CachedPair* parent, const Sequence& sequence, int pair) const {
   const std::span<const TokenId> tokens = pair_tokens(sequence, pair);
   const std::string& salt = sequence.request.cache_salt;
   if (!parent || !parent->tainted)
-    if (const CachedPair* clean = cache_.find(parent, tokens, salt, false)) return clean;
+    if (CachedPair* clean = cache_.find(parent, tokens, salt, false)) return clean;
   return sequence.request.tier == KvTier::exact ? nullptr : cache_.find(parent, tokens, salt, true);
 }
 
@@ -44,7 +44,7 @@ PrefixHit KvManager::lookup(const Sequence& sequence) const {
   for_each_hit(sequence, [&](const CachedPair& entry) {
     hit.num_tokens += kPairTokens;
     hit.num_free_pages += entry.idle_pages;
-    hit.num_free_slots += entry.idle_slot;
+    hit.num_free_host_slots += entry.idle_host_slot;
   });
   if (host_.num_used() > 0 && sequence.may_use_prefix_cache()) find_loadable(sequence, hit);
   return hit;
@@ -95,7 +95,7 @@ SeqView KvManager::view_briefly(const Sequence& sequence) const {
   const PrefixHit hit = lookup(sequence);
   view.num_cached = hit.num_tokens;
   view.num_cached_free = hit.num_free_pages;
-  view.num_cached_slots = hit.num_free_slots;
+  view.num_cached_host_slots = hit.num_free_host_slots;
   view.num_loadable = hit.num_loadable;
   view.load_later = hit.load_later;
   return view;
@@ -108,7 +108,7 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
   restored_.clear();
   for (PairId pair : plan.promotes) {
     CachedPair* entry = pairs_[pair].cached;
-    jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.backing == BackingMode::writethrough));
+    jobs_.promotes.push_back(pairs_.promote(pair, fidelity_.writes_through()));
     if (entry) cache_.refresh(*entry);
   }
   keep_waiting_stored(sequences);
@@ -135,6 +135,8 @@ void KvManager::commit(const StepPlan& plan, SequenceTable& sequences) {
   }
   for (const LoadPlan& l : plan.loads) load(sequences[l.seq], l.first_pos + l.num_tokens);
   transition(plan);
+  if (fidelity_.writes_through())
+    for (Sequence* sequence : sequences.running()) pass_backed(sequence->blocks);
 }
 
 // What goes on beside the step.
@@ -150,6 +152,15 @@ void KvManager::transition(const StepPlan& plan) {
     jobs_.transfers.push_back(pairs_.back_up(pair));
     if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
   }
+}
+
+// Planning looks for pairs without backing from here on.
+void KvManager::pass_backed(BlockTable& blocks) const {
+  int& next = blocks.num_backed;
+  const auto is_backed = [&](PairId pair) {
+    return next < fidelity_.sink_pairs || pairs_[pair].slot != kNoHostSlot;
+  };
+  while (next < int(blocks.pairs.size()) && is_backed(blocks.pairs[size_t(next)])) ++next;
 }
 
 void KvManager::attach_prefix(Sequence& sequence, int num_tokens) {
@@ -206,8 +217,7 @@ void KvManager::reclaim(int num_pages) {
 }
 
 bool KvManager::may_shrink(const CachedPair& entry) const {
-  const bool elastic = fidelity_.policy == KvPolicy::elastic,
-             through = fidelity_.backing == BackingMode::writethrough;
+  const bool elastic = fidelity_.policy == KvPolicy::elastic;
   if (!elastic && fidelity_.policy != KvPolicy::static8) return false;
   // The device demotes before it promotes: what this step promotes is not TARGET yet.
   const int even = pairs_.entry(entry.pair).even;
@@ -216,18 +226,18 @@ bool KvManager::may_shrink(const CachedPair& entry) const {
   for (int i = 0; i < fidelity_.sink_pairs; ++i)
     if (!(ancestor = ancestor->parent)) return false;
   if (pairs_.num_base() + 1 > int(fidelity_.max_base_fraction * pairs_.num_pairs())) return false;
-  return pairs_.may_demote(entry.pair, elastic && through) &&
-         (!elastic || pairs_[entry.pair].slot != kNoSlot || pairs_.num_free_slots() > 0);
+  return pairs_.may_demote(entry.pair, fidelity_.writes_through()) &&
+         (!elastic || pairs_[entry.pair].slot != kNoHostSlot || pairs_.num_free_host_slots() > 0);
 }
 
 void KvManager::demote(PairId pair) {
-  if (keeps_low() && pairs_[pair].slot == kNoSlot) make_slot();
+  if (keeps_low() && pairs_[pair].slot == kNoHostSlot) make_slot();
   jobs_.demotes.push_back(pairs_.demote(pair, keeps_low()));
   if (CachedPair* entry = pairs_[pair].cached) cache_.refresh(*entry);
 }
 
 void KvManager::make_slot() {
-  while (pairs_.num_free_slots() == 0)
+  while (pairs_.num_free_host_slots() == 0)
     EKV_CHECK(cache_.evict_one(), "a committed plan demotes and backs up no more than the host has room for");
 }
 
@@ -265,6 +275,7 @@ void KvManager::publish_cached(Sequence& sequence, int num_tokens) {
       cache_.pin(*same);
       pairs_.retain(same->pair);
       pairs_.release(std::exchange(pair, same->pair));
+      blocks.num_backed = std::min(blocks.num_backed, blocks.num_cached);
       parent = same;
     } else {
       if (tainted) pairs_.set_tainted(pair);

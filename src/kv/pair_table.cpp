@@ -14,7 +14,7 @@ uint8_t PairTable::traits_of(PairId pair) const {
   const bool is_base = p.fidelity == Fidelity::base;
   const bool demotable = !is_base && p.transition == Transition::none && entry(pair).odd != -1;
   const int releasable = holds_pages(p.transition) ? 0 : num_pages_of(pair);
-  return uint8_t((demotable ? kDemotable : 0) | (p.slot != kNoSlot ? kBacked : 0) | (is_base ? kBase : 0) |
+  return uint8_t((demotable ? kDemotable : 0) | (p.slot != kNoHostSlot ? kBacked : 0) | (is_base ? kBase : 0) |
                  releasable * kReleasablePage);
 }
 
@@ -54,22 +54,22 @@ void PairTable::release(PairId pair) {
   if (p.fidelity == Fidelity::base) --num_base_;
   if (holds_pages(p.transition)) {
     lock(num_pages_of(pair) - (p.reserved_odd != kNoPage));
-    num_locked_slots_ += p.slot != kNoSlot;
+    num_locked_host_slots_ += p.slot != kNoHostSlot;
     return;
   }
   if (p.transition == Transition::draining) {
     Transfer& transfer = transfers_[p.ticket - 1];
     transfer.pair = kNoPair;
     transfer.slot = p.slot;
-    ++num_locked_slots_;
-    p.slot = kNoSlot;
+    ++num_locked_host_slots_;
+    p.slot = kNoHostSlot;
   }
   free_slot(pair);
   forget(pair);
 }
 
-bool PairTable::has_releasable_slot(PairId pair) const {
-  return (*this)[pair].slot != kNoSlot && (*this)[pair].transition == Transition::none;
+bool PairTable::has_releasable_host_slot(PairId pair) const {
+  return (*this)[pair].slot != kNoHostSlot && (*this)[pair].transition == Transition::none;
 }
 
 void PairTable::forget(PairId pair) {
@@ -87,9 +87,9 @@ void PairTable::free_pages(PairId pair) {
 }
 
 void PairTable::free_slot(PairId pair) {
-  if (at(pair).slot == kNoSlot) return;
+  if (at(pair).slot == kNoHostSlot) return;
   slots_.release(at(pair).slot);
-  at(pair).slot = kNoSlot;
+  at(pair).slot = kNoHostSlot;
 }
 
 uint32_t PairTable::open_transfer(PairId pair, TransferKind kind, HostSlot slot) {
@@ -111,7 +111,7 @@ DemoteJob PairTable::demote(PairId pair, bool keep_low) {
   Pair& p = at(pair);
   PairEntry& e = entries_[size_t(pair)];
   DemoteJob job{.even = e.even, .odd = e.odd};
-  if (keep_low && p.slot == kNoSlot) {
+  if (keep_low && p.slot == kNoHostSlot) {
     const std::optional<HostSlot> slot = slots_.acquire();
     EKV_CHECK(slot.has_value(), "no demotion without room for the low bytes");
     p.slot = *slot;
@@ -128,7 +128,7 @@ DemoteJob PairTable::demote(PairId pair, bool keep_low) {
 }
 
 TransferJob PairTable::back_up(PairId pair) {
-  EKV_CHECK(at(pair).refs > 0 && may_demote(pair, false) && at(pair).slot == kNoSlot,
+  EKV_CHECK(at(pair).refs > 0 && may_demote(pair, false) && at(pair).slot == kNoHostSlot,
             "only a whole idle TARGET pair without backing is backed up");
   const std::optional<HostSlot> slot = slots_.acquire();
   EKV_CHECK(slot.has_value(), "no backup without room for the low bytes");
@@ -150,8 +150,9 @@ TransferJob PairTable::copy(PairId pair, HostSlot slot, TransferKind kind) {
 
 TransferJob PairTable::restore(PairId pair, PageId odd) {
   Pair& p = at(pair);
-  EKV_CHECK(p.refs > 0 && p.fidelity == Fidelity::base && p.transition == Transition::none && p.slot != kNoSlot,
-            "only an idle BASE pair with its low bytes on the host is restored");
+  EKV_CHECK(
+      p.refs > 0 && p.fidelity == Fidelity::base && p.transition == Transition::none && p.slot != kNoHostSlot,
+      "only an idle BASE pair with its low bytes on the host is restored");
   EKV_CHECK(pages_.in_use(odd), "promotion takes a page that was acquired");
   p.reserved_odd = odd;
   p.transition = Transition::restoring;
@@ -175,12 +176,12 @@ PromoteJob PairTable::promote(PairId pair, bool keep_slot) {
   if (p.refs > 0) {
     lock(-1);
     --num_base_;
-    if (!keep_slot) promoted_slots_.push_back(std::exchange(p.slot, kNoSlot));
+    if (!keep_slot) promoted_slots_.push_back(std::exchange(p.slot, kNoHostSlot));
     changed(pair);
   } else {
     lock(-num_pages_of(pair));
-    --num_locked_slots_;
-    promoted_slots_.push_back(std::exchange(p.slot, kNoSlot));
+    --num_locked_host_slots_;
+    promoted_slots_.push_back(std::exchange(p.slot, kNoHostSlot));
     forget(pair);
   }
   return job;
@@ -199,7 +200,7 @@ PairTable::Done PairTable::transfer_done(uint32_t ticket) {
   transfer.open = false;
   free_tickets_.push_back(ticket);
   if (done.pair == kNoPair) {
-    --num_transfers_, --num_locked_slots_;
+    --num_transfers_, --num_locked_host_slots_;
     slots_.release(transfer.slot);
     return done;
   }
@@ -215,7 +216,7 @@ PairTable::Done PairTable::transfer_done(uint32_t ticket) {
   changed(done.pair);
   if (p.refs > 0) return done;
   lock(-num_pages_of(done.pair));
-  num_locked_slots_ -= p.slot != kNoSlot;
+  num_locked_host_slots_ -= p.slot != kNoHostSlot;
   free_slot(done.pair);
   forget(done.pair);
   return {kNoPair, done.kind, done.slot};
@@ -257,7 +258,7 @@ void PairTable::check_integrity() const {
     own(e.even_page());
     if (e.odd != -1) own(e.odd);
     if (p.reserved_odd != kNoPage) own(int(p.reserved_odd));
-    if (p.slot != kNoSlot) hold(p.slot), locked_slots += p.refs == 0;
+    if (p.slot != kNoHostSlot) hold(p.slot), locked_slots += p.refs == 0;
     const int pages = num_pages_of(PairId(i)), reserved = p.reserved_odd != kNoPage;
     in_use += pages, restoring += reserved;
     locked += p.refs > 0 ? reserved : pages;
@@ -274,7 +275,7 @@ void PairTable::check_integrity() const {
     EKV_CHECK(held[slot] == slots_.in_use(HostSlot(slot)),
               "a host slot in use belongs to a pair or a transfer");
   EKV_CHECK(locked == num_locked_ && alive == num_pairs_ && base == num_base_ && restoring == num_restoring_ &&
-                transfers == num_transfers_ && locked_slots == num_locked_slots_,
+                transfers == num_transfers_ && locked_slots == num_locked_host_slots_,
             "the counts of the table are those of its pairs");
 }
 

@@ -10,6 +10,7 @@ PrefixCache::PrefixCache(PairTable& pairs, PairHash hash, int num_recent)
     : pairs_(pairs),
       used_(&memory_),
       idle_(&memory_),
+      places_(&memory_),
       to_shrink_(&memory_),
       num_recent_(num_recent),
       index_(hash, &memory_) {}
@@ -26,7 +27,9 @@ CachedPair& PrefixCache::insert(CachedPair* parent, std::span<const TokenId> tok
                                 PairId pair) {
   EKV_CHECK(!parent || parent->users > 0, "who adds a child uses the parent");
   EKV_CHECK(!parent || !parent->tainted || pairs_[pair].tainted, "what follows tainted KV is tainted");
-  CachedPair& entry = idle_.emplace_back();
+  if (places_.empty()) places_.emplace_back();
+  idle_.splice(idle_.end(), places_, places_.begin());
+  CachedPair& entry = idle_.back();
   entry.self = std::prev(idle_.end());
   entry.pair = pair;
   index_.insert(entry, parent, tokens, salt, pairs_[pair].tainted);
@@ -79,9 +82,9 @@ void PrefixCache::refresh(CachedPair& entry) {
   num_idle_pages_ += pages - entry.idle_pages;
   num_idle_whole_ += (pages == 2) - (entry.idle_pages == 2);
   entry.idle_pages = pages;
-  const bool slot = entry.users == 0 && pairs_.has_releasable_slot(entry.pair);
-  num_idle_slots_ += slot - entry.idle_slot;
-  entry.idle_slot = slot;
+  const bool slot = entry.users == 0 && pairs_.has_releasable_host_slot(entry.pair);
+  num_idle_host_slots_ += slot - entry.idle_host_slot;
+  entry.idle_host_slot = slot;
   const bool base = entry.users == 0 && pairs_.is_base(entry.pair);
   num_idle_base_ += base - entry.idle_base;
   entry.idle_base = base;
@@ -93,14 +96,14 @@ bool PrefixCache::evict_one() {
   EKV_CHECK(entry.users == 0 && entry.children == 0, "the least recently used idle entry is a leaf");
   index_.erase(entry);
   leaves_idle(entry);
-  num_idle_pages_ -= entry.idle_pages;
   num_idle_whole_ -= entry.idle_pages == 2;
-  num_idle_slots_ -= entry.idle_slot;
-  num_idle_base_ -= entry.idle_base;
+  num_idle_pages_ -= std::exchange(entry.idle_pages, 0);
+  num_idle_host_slots_ -= std::exchange(entry.idle_host_slot, false);
+  num_idle_base_ -= std::exchange(entry.idle_base, false);
   pairs_.set_cached(entry.pair, nullptr);
   pairs_.release(entry.pair);
   if (entry.parent) --entry.parent->children;
-  idle_.pop_front();
+  places_.splice(places_.begin(), idle_, idle_.begin());
   return true;
 }
 
@@ -125,7 +128,7 @@ void PrefixCache::check_integrity() const {
     for (const CachedPair& entry : *list) {
       EKV_CHECK((entry.users > 0) == (list == &used_), "an entry is idle exactly when it has no users");
       check_entry(entry);
-      idle_pages += entry.idle_pages, idle_slots += entry.idle_slot;
+      idle_pages += entry.idle_pages, idle_slots += entry.idle_host_slot;
       ++children[entry.parent];
       users_below[entry.parent] += entry.users;
     }
@@ -134,7 +137,7 @@ void PrefixCache::check_integrity() const {
       EKV_CHECK(entry.children == children[&entry], "an entry knows how many children it has");
       EKV_CHECK(entry.users >= users_below[&entry], "who uses a child uses the parent");
     }
-  EKV_CHECK(idle_pages == num_idle_pages_ && idle_slots == num_idle_slots_,
+  EKV_CHECK(idle_pages == num_idle_pages_ && idle_slots == num_idle_host_slots_,
             "the idle pages are those of the idle entries");
 }
 
@@ -152,7 +155,7 @@ void PrefixCache::check_entry(const CachedPair& entry) const {
             "an idle entry counts what its eviction frees");
   EKV_CHECK(entry.idle_base == (entry.users == 0 && pairs_.is_base(entry.pair)),
             "an idle entry knows its fidelity");
-  EKV_CHECK(entry.idle_slot == (entry.users == 0 && pairs_.has_releasable_slot(entry.pair)),
+  EKV_CHECK(entry.idle_host_slot == (entry.users == 0 && pairs_.has_releasable_host_slot(entry.pair)),
             "an idle entry counts the slot that its eviction frees");
 }
 

@@ -12,7 +12,7 @@ bool StepPlanner::may_demote() const {
 void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
   view(kv, sequences);
   KvBudget budget = kv.budget();
-  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
   num_avoided_ = 0;
   if (wants_candidates(demand, budget)) {
     view_pages(kv, sequences);
@@ -22,11 +22,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
       keep_hits_of_capped(kv, sequences);
       count_candidates(kv, sequences);
     }
-    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan);
+    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
     if (!plan.preempted.empty() && !kept_.empty()) {  // those who run come before those who would join them
       kept_.clear();
       count_candidates(kv, sequences);
-      demand = plan_step(config_.scheduler, running_, {}, budget, plan);
+      demand = plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
     }
     demote(demand, budget, plan);
     num_avoided_ = std::max(0, num_avoided_ - int(plan.preempted.size()));
@@ -37,6 +37,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   plan.promotes.assign(kv.restored().begin(), kv.restored().end());
   promote(kv, sequences, demand, budget, plan);
   back_up(kv, sequences, plan);
+}
+
+void StepPlanner::learn(const StepLoad& load, int64_t device_us) {
+  if (config_.scheduler.target_step_us > 0 && load.tokens > 0 && device_us > 0)
+    fit_.add(load, double(device_us));
 }
 
 // Waiting sequences are viewed only as far as this step could admit them: looking up their prefixes costs time.
@@ -71,7 +76,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
 // so has victims whenever there are any.
 void StepPlanner::count_natively(const KvBudget& budget, StepPlan& plan) {
   if (plan.preempted.empty()) return;
-  plan_step(config_.scheduler, running_, {}, budget, plan);
+  plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
   num_avoided_ = int(plan.preempted.size());
 }
 
@@ -105,7 +110,7 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) co
   view.peak_pages = pages(last - 1, last);
   if (s.num_computed < prompt)
     view.peak_pages = std::max(view.peak_pages, pages(std::max(0, prompt - longest), prompt));
-  view.peak_slots = needs_slots ? slots : 0;
+  view.peak_host_slots = needs_slots ? slots : 0;
 }
 
 bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {
@@ -124,7 +129,7 @@ int StepPlanner::most_demotions(const KvManager& kv) const {
   const PairTable& pairs = kv.pairs();
   const int room = std::max(0, int(f.max_base_fraction * pairs.num_pairs()) - pairs.num_base());
   const bool needs_slots = f.policy == KvPolicy::elastic && f.backing == BackingMode::lazy;
-  return needs_slots ? std::min(room, kv.num_free_slots()) : room;
+  return needs_slots ? std::min(room, kv.num_free_host_slots()) : room;
 }
 
 void StepPlanner::count_candidates(const KvManager& kv, const SequenceTable& sequences) {
@@ -155,7 +160,7 @@ void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepP
   else if (f.demotion == DemotionMode::watermark)
     wanted = std::max(wanted, int(f.free_watermark * budget.total_pages) - (budget.free_pages - demand.pages));
   int most = budget.max_demotions;
-  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_slots;
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) most -= s.num_cached_host_slots;
   wanted = std::min(wanted, most);
   const auto sources = demotable_.sources();
   // The victims stand at the end of the running sequences, and so do their sources.
@@ -202,12 +207,11 @@ void StepPlanner::promote(const KvManager& kv, const SequenceTable& sequences, c
 }
 
 void StepPlanner::back_up(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
-  const FidelityConfig& f = config_.fidelity;
-  if (f.policy != KvPolicy::elastic || f.backing != BackingMode::writethrough) return;
-  int slots = kv.num_free_slots();
-  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_slots;
+  if (!config_.fidelity.writes_through()) return;
+  int slots = kv.num_free_host_slots();
+  for (const SeqView& s : std::span(waiting_).first(plan.admitted.size())) slots -= s.num_cached_host_slots;
   const auto kept = sequences.running().first(running_.size() - plan.preempted.size());
-  for (Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
+  for (const Sequence* s : kept) collect_backups(kv, *s, slots - int(plan.backups.size()), plan.backups);
 }
 
 }  // namespace ekv

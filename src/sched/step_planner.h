@@ -7,6 +7,7 @@
 #include "elastickv/config.h"
 #include "elastickv/scheduler.h"
 #include "kv/demotable.h"
+#include "sched/step_cost.h"
 
 namespace ekv {
 
@@ -18,9 +19,10 @@ class StepPlanner {
  public:
   explicit StepPlanner(const EngineConfig& config) : config_(config) {}
 
-  // Deterministic. Changes nothing but the planner's reserve and, with writethrough, how far sequences have
-  // been looked at for backups. `plan` is cleared first.
+  // Deterministic. Changes nothing but the planner's reserve. `plan` is cleared first.
   void plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan);
+  // What a step took, for the plans to come; only target_step_us asks.
+  void learn(const StepLoad& load, int64_t device_us);
 
   // Of the last plan.
   std::span<const SeqView> waiting() const { return waiting_; }
@@ -51,6 +53,7 @@ class StepPlanner {
   DemotableScan demotable_;
   RestorableScan restorable_;
   FidelityShares shares_;
+  StepCostFit fit_;
   std::vector<PairId> kept_;  // not to be demoted in this step
   int shortage_ = 0, reserve_ = 0, num_avoided_ = 0;
 };

@@ -4,31 +4,16 @@
 
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <cstdio>
-#include <map>
-#include <random>
 
-#include "elastickv/engine.h"
-#include "support/paged_backend.h"
+#include "support/random_serving.h"
 
 namespace ekv {
 namespace {
 
-constexpr int kMaxLen = 448;
+using test::current_seed, test::kServingLen, test::PagedBackend;
 
-// An invariant of the engine that breaks ends the process, and the trace with it.
-volatile unsigned current_seed = 0;
-void print_seed(int) { std::fprintf(stderr, "in seed %u\n", current_seed); }
-
-struct Listener : EngineListener {
-  void on_event(SeqEvent event) override {
-    if (event.token) tokens[event.id].push_back(*event.token);
-    if (event.finish == FinishReason::none) return;
-    ASSERT_TRUE(last.emplace(event.id, event).second) << "an event after the last one";
-    pairs_seen += event.stats.pairs_seen, base_pairs_seen += event.stats.base_pairs_seen;
-    preemptions += event.stats.num_preemptions;
-  }
+struct Listener : test::TokenListener {
   void on_step(const StepRecord& r) override {
     step_pairs_seen += r.pairs_seen, step_base_pairs_seen += r.base_pairs_seen;
     demoted += r.demoted_pairs, promoted += r.promoted_pairs;
@@ -38,37 +23,22 @@ struct Listener : EngineListener {
                    r.reserve});
     record = r;
   }
-  std::map<SeqId, std::vector<TokenId>> tokens;
-  std::map<SeqId, SeqEvent> last;
-  StepRecord record;
   std::vector<std::vector<int>> log;  // of every step all that is not time
-  int64_t pairs_seen = 0, base_pairs_seen = 0, step_pairs_seen = 0, step_base_pairs_seen = 0;
-  int64_t demoted = 0, promoted = 0, preemptions = 0;
+  int64_t step_pairs_seen = 0, step_base_pairs_seen = 0, demoted = 0, promoted = 0;
 };
-
-std::vector<TokenId> expected(const Request& request) {
-  std::vector<TokenId> history = request.prompt, out;
-  while (int(out.size()) < request.sampling.max_tokens && int(history.size()) < kMaxLen) {
-    out.push_back(test::next_token(history));
-    history.push_back(out.back());
-  }
-  return out;
-}
 
 struct Totals {
   int64_t demoted = 0, promoted = 0, preemptions = 0, exposed = 0, cancelled = 0, exact_under_pressure = 0;
-  int64_t capped = 0, tainted = 0, structured = 0, general = 0, cached = 0, backups = 0, idle_demotions = 0;
+  int64_t capped = 0, tainted = 0, structured = 0, general = 0, cached = 0;
 };
 
-class RandomServing {
+class RandomServing : public test::RandomServing {
  public:
-  explicit RandomServing(unsigned seed) : rng_(seed) {}
-
-  int below(int n) { return int(rng_() % unsigned(n)); }
+  RandomServing(unsigned seed, Totals& totals) : test::RandomServing(seed, listener_), totals_(totals) {}
 
   EngineConfig draw_config() {
     EngineConfig c;
-    c.max_model_len = kMaxLen;
+    c.max_model_len = kServingLen;
     c.scheduler.max_step_seqs = 1 + below(12);
     c.scheduler.max_step_tokens = c.scheduler.max_step_seqs + below(200);
     c.scheduler.max_chunk_tokens = below(2) ? 0 : 1 + below(64);
@@ -94,108 +64,48 @@ class RandomServing {
     return c;
   }
 
-  Request draw_request() {
-    Request r;
-    const int family = below(3), shared = below(3) ? below(250) : 0, own = 1 + below(60);
-    for (int t = 0; t < shared; ++t) r.prompt.push_back((family * 100 + t) % 900);
-    for (int t = 0; t < own; ++t) r.prompt.push_back(below(900));
-    r.sampling.max_tokens = 1 + below(130);
+  const Listener& listener() const { return listener_; }
+
+ private:
+  Request draw_request() override {
+    Request r = draw_tokens();
     r.tier = below(6) == 0 ? KvTier::exact : below(3) == 0 ? KvTier::best_effort : KvTier::elastic;
     r.max_base_fraction = below(5) ? 1.0 : 0.01 * below(100);
     if (below(5) == 0) r.cache_salt = "salt";
     return r;
   }
 
-  void run(const EngineConfig& config, int num_pages, int num_slots, Totals& totals) {
-    ASSERT_FALSE(validate(config).has_value()) << validate(config)->message;
-    auto made = std::make_unique<test::PagedBackend>(num_pages, num_slots);
-    test::PagedBackend& device = *made;
-    const int slowest = below(6);
-    device.draw_delay = [&, slowest] { return slowest ? below(slowest + 1) : 0; };
-    Engine engine(config, std::move(made), clock_, listener_);
-    config_ = config;
-    const int num_requests = 8 + below(16);
-    for (int step = 0; int(jobs_.size()) < num_requests || !engine.idle(); ++step) {
-      ASSERT_LT(step, 20000) << "requests that never end";
-      if (int(jobs_.size()) < num_requests && (engine.idle() || below(5) == 0)) submit(engine);
-      // Nobody is cancelled after the last arrival: that would hide a request that never ends by itself.
-      const bool cancels = int(jobs_.size()) < num_requests && !jobs_.empty() && below(20) == 0;
-      const SeqId gone = cancels ? std::next(jobs_.begin(), below(int(jobs_.size())))->first : SeqId{0};
-      engine.cancel(gone);
-      if (below(300) == 0) engine.reset_prefix_cache();
-      engine.step();
-      engine.check_integrity();
-      ASSERT_TRUE(gone == SeqId{0} || listener_.last.contains(gone)) << "a cancelled request lives on";
-      check_record();
-      if (::testing::Test::HasFailure()) return;
-    }
-    ASSERT_TRUE(config.async_scheduling ? device.resolved > 0 : device.most_in_flight == 1);
-    check_end(engine, device, totals);
-  }
-
-  const Listener& listener() const { return listener_; }
-
- private:
-  void submit(Engine& engine) {
-    Request request = draw_request();
-    Result<SeqId> id = engine.submit(request);
-    ASSERT_TRUE(bool(id)) << id.error().message;
-    jobs_.emplace(*id, std::move(request));
-  }
-
-  void check_record() const {
-    const StepRecord& r = listener_.record;
-    ASSERT_LE(r.free_pages + r.cached_pages + r.locked_pages, r.total_pages);
+  void check_step(const StepRecord& r) const override {
     ASSERT_LE(r.resident_base_pairs, r.resident_pairs);
     ASSERT_LE(r.base_pairs_seen, r.pairs_seen);
   }
 
-  void check_end(Engine& engine, const test::PagedBackend& device, Totals& totals) {
-    ASSERT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), engine.kv().num_pages());
-    ASSERT_FALSE(device.in_flight());
-    ASSERT_EQ(device.staged(), 0) << "staged low bytes that nobody will fetch";
-    ASSERT_EQ(listener_.pairs_seen, listener_.step_pairs_seen) << "exposure by sequence and by step";
-    ASSERT_EQ(listener_.base_pairs_seen, listener_.step_base_pairs_seen);
-    ASSERT_EQ(listener_.demoted, device.demoted);
-    ASSERT_EQ(listener_.promoted, device.promoted);
-    ASSERT_TRUE(config_.scheduler.admission == AdmissionMode::native || listener_.preemptions == 0);
-    for (const auto& [id, request] : jobs_) check_request(id, request, totals);
-    totals.demoted += device.demoted, totals.promoted += device.promoted;
-    totals.structured += device.structured_steps, totals.general += device.general_steps;
-    totals.preemptions += listener_.preemptions;
-  }
-
-  void check_request(SeqId id, const Request& request, Totals& totals) {
-    SCOPED_TRACE("request " + std::to_string(uint64_t(id)));
-    const SeqEvent& last = listener_.last.at(id);
-    const SeqStats& stats = last.stats;
-    const std::vector<TokenId> want = expected(request);
-    std::vector<TokenId>& got = listener_.tokens[id];
-    if (last.finish == FinishReason::cancelled) {
-      ASSERT_LE(got.size(), want.size());
-      ASSERT_TRUE(std::equal(got.begin(), got.end(), want.begin()));
-      ++totals.cancelled;
-    } else {
-      ASSERT_EQ(last.finish, FinishReason::length);
-      ASSERT_EQ(got, want);
-    }
+  void check_request(const Request& request, const SeqStats& stats) override {
     const double cap = request.tier == KvTier::exact ? 0 : request.max_base_fraction;
     ASSERT_LE(stats.peak_base_fraction, cap + 1e-9) << "a cap is exceeded";
     if (request.tier == KvTier::exact) {
       ASSERT_EQ(stats.base_pairs_seen, 0);
       ASSERT_EQ(stats.num_tainted, 0);
-      totals.exact_under_pressure += listener_.demoted > 0;
+      totals_.exact_under_pressure += listener_.demoted > 0;
     }
-    totals.capped += cap > 0 && cap < 1 && stats.base_pairs_seen > 0;
-    totals.exposed += stats.base_pairs_seen > 0, totals.tainted += stats.num_tainted;
-    totals.cached += stats.num_cached;
+    totals_.capped += cap > 0 && cap < 1 && stats.base_pairs_seen > 0;
+    totals_.exposed += stats.base_pairs_seen > 0, totals_.tainted += stats.num_tainted;
+    totals_.cached += stats.num_cached;
   }
 
-  std::mt19937 rng_;
-  SteadyClock clock_;
+  void check_end(const PagedBackend& device) override {
+    ASSERT_EQ(device.staged(), 0) << "staged low bytes that nobody will fetch";
+    ASSERT_EQ(listener_.pairs_seen, listener_.step_pairs_seen) << "exposure by sequence and by step";
+    ASSERT_EQ(listener_.base_pairs_seen, listener_.step_base_pairs_seen);
+    ASSERT_EQ(listener_.demoted, device.demoted);
+    ASSERT_EQ(listener_.promoted, device.promoted);
+    totals_.demoted += device.demoted, totals_.promoted += device.promoted;
+    totals_.structured += device.structured_steps, totals_.general += device.general_steps;
+    totals_.preemptions += listener_.preemptions, totals_.cancelled += num_cancelled_;
+  }
+
   Listener listener_;
-  EngineConfig config_;
-  std::map<SeqId, Request> jobs_;
+  Totals& totals_;
 };
 
 class ElasticInFlight : public testing::TestWithParam<bool> {};  // the parameter: two steps in flight
@@ -204,15 +114,15 @@ INSTANTIATE_TEST_SUITE_P(Steps, ElasticInFlight, testing::Bool(),
 
 TEST_P(ElasticInFlight, EverythingHoldsUnderAnyMixOfPolicies) {
   Totals totals;
-  std::signal(SIGABRT, print_seed);
+  test::print_seed_on_abort();
   for (unsigned seed = 1; seed <= (GetParam() ? 750 : 1500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
-    RandomServing run(seed);
+    RandomServing run(seed, totals);
     EngineConfig config = run.draw_config();
     config.async_scheduling = GetParam();
     const int slots = run.below(5) == 0 ? run.below(8) : 200;
-    run.run(config, 28 + run.below(60), slots, totals);
+    run.run(config, 28 + run.below(60), slots);
     if (HasFailure()) return;
   }
   EXPECT_GT(totals.demoted, 10000);
@@ -233,11 +143,11 @@ TEST_P(ElasticInFlight, EverythingHoldsUnderAnyMixOfPolicies) {
 // However long the outputs are and however small the pool is.
 TEST_P(ElasticInFlight, GuaranteedAdmissionNeverPreempts) {
   Totals totals;
-  std::signal(SIGABRT, print_seed);
+  test::print_seed_on_abort();
   for (unsigned seed = 5001; seed <= (GetParam() ? 5300 : 5500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
-    RandomServing run(seed);
+    RandomServing run(seed, totals);
     EngineConfig config = run.draw_config();
     config.scheduler.admission = AdmissionMode::guaranteed;
     config.scheduler.max_step_seqs = 12;
@@ -246,7 +156,7 @@ TEST_P(ElasticInFlight, GuaranteedAdmissionNeverPreempts) {
     config.fidelity.backing = BackingMode::lazy;
     if (run.below(8) == 0) config.fidelity.policy = KvPolicy::target_only;
     config.async_scheduling = GetParam();
-    run.run(config, 28 + run.below(30), run.below(3) ? 200 : run.below(40), totals);
+    run.run(config, 28 + run.below(30), run.below(3) ? 200 : run.below(40));
     if (HasFailure()) return;
   }
   EXPECT_EQ(totals.preemptions, 0);
@@ -258,10 +168,10 @@ TEST(Elastic, SameRequestsSameSteps) {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Totals totals;
-    RandomServing first(seed), second(seed);
+    RandomServing first(seed, totals), second(seed, totals);
     for (RandomServing* run : {&first, &second}) {
       const EngineConfig config = run->draw_config();
-      run->run(config, 28 + run->below(60), 200, totals);
+      run->run(config, 28 + run->below(60), 200);
     }
     ASSERT_EQ(first.listener().log, second.listener().log);
   }
@@ -272,14 +182,14 @@ TEST(Elastic, WithoutPressureNothingDiffersFromTargetOnly) {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Totals totals;
-    RandomServing elastic(seed), target_only(seed);
+    RandomServing elastic(seed, totals), target_only(seed, totals);
     for (RandomServing* run : {&elastic, &target_only}) {
       EngineConfig config = run->draw_config();
       config.scheduler.admission = AdmissionMode::native;
       config.fidelity.policy = run == &elastic ? KvPolicy::elastic : KvPolicy::target_only;
       config.fidelity.demotion = DemotionMode::shortage;
       config.fidelity.backing = BackingMode::lazy;
-      run->run(config, 24 * kMaxLen / kBlockTokens, 200, totals);
+      run->run(config, 24 * kServingLen / kBlockTokens, 200);
     }
     ASSERT_EQ(totals.demoted, 0);
     ASSERT_EQ(elastic.listener().log, target_only.listener().log);
@@ -291,13 +201,13 @@ TEST(Elastic, WithoutPressureNothingDiffersFromTargetOnly) {
 TEST(Elastic, RunsToTheEndWhatTargetOnlyPreempts) {
   const auto serve = [](KvPolicy policy, DemotionMode demotion) {
     EngineConfig config;
-    config.max_model_len = kMaxLen;
+    config.max_model_len = kServingLen;
     config.scheduler = {.max_step_tokens = 512, .max_step_seqs = 12};
     config.fidelity.policy = policy;
     config.fidelity.demotion = demotion;
     SteadyClock clock;
     Listener listener;
-    Engine engine(config, std::make_unique<test::PagedBackend>(12 * 25 * 3 / 4, 200), clock, listener);
+    Engine engine(config, std::make_unique<PagedBackend>(12 * 25 * 3 / 4, 200), clock, listener);
     for (int i = 0; i < 12; ++i) {
       Request r{.prompt = std::vector<TokenId>(200, 10 + i), .sampling = {.max_tokens = 201}};
       EXPECT_TRUE(bool(engine.submit(std::move(r))));

@@ -154,7 +154,7 @@ class PairTwin {
       const bool copied = p.transition == Transition::storing || p.transition == Transition::loading;
       const PairTable::Done done = table_.transfer_done(std::exchange(p.ticket, 0));
       EXPECT_EQ(done.pair, gone ? kNoPair : id_);
-      EXPECT_EQ(done.slot, copied ? HostSlot(100 + int(id_)) : kNoSlot) << "whose copy has ended";
+      EXPECT_EQ(done.slot, copied ? HostSlot(100 + int(id_)) : kNoHostSlot) << "whose copy has ended";
       p.transition = restored ? Transition::restored : Transition::none;
       if (gone) model_.erase(id_);
     }
@@ -181,11 +181,11 @@ class PairTwin {
       ASSERT_EQ(table_[id].refs, p.refs);
       ASSERT_EQ(table_[id].transition, p.transition);
       ASSERT_EQ(table_.is_base(id), p.base);
-      ASSERT_EQ(table_[id].slot != kNoSlot, p.slot);
+      ASSERT_EQ(table_[id].slot != kNoHostSlot, p.slot);
       ASSERT_EQ(table_.num_releasable_pages(id), p.holds_pages() ? 0 : p.pages);
     }
     ASSERT_EQ(table_.num_free_pages(), num_pages_ - used_pages());
-    ASSERT_EQ(table_.num_free_slots(), num_slots_ - used_slots());
+    ASSERT_EQ(table_.num_free_host_slots(), num_slots_ - used_slots());
     ASSERT_EQ(table_.num_locked_pages(), locked);
     ASSERT_EQ(table_.num_pairs(), alive);
     ASSERT_EQ(table_.num_base(), base);
@@ -456,7 +456,8 @@ class Twin {
     const PairTable& pairs = serving_.kv.pairs();
     demoted_.clear();
     for_each_kept_pair([&](const Sequence& s, int i, PairId pair) {
-      if (below(30) || !pairs.may_demote(pair, false) || int(demoted_.size()) >= pairs.num_free_slots()) return;
+      if (below(30) || !pairs.may_demote(pair, false) || int(demoted_.size()) >= pairs.num_free_host_slots())
+        return;
       serving_.plan.demotes.push_back(pair);
       demoted_.push_back(&model_.entry(s, i));
       ++budget, ++num_demoted_;

@@ -5,31 +5,16 @@
 
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <cstdio>
-#include <map>
-#include <random>
 
-#include "elastickv/engine.h"
-#include "support/paged_backend.h"
+#include "support/random_serving.h"
 
 namespace ekv {
 namespace {
 
-constexpr int kMaxLen = 448;
+using test::current_seed, test::expected_tokens, test::kServingLen, test::PagedBackend;
 
-// An invariant of the engine that breaks ends the process, and the trace with it.
-volatile unsigned current_seed = 0;
-void print_seed(int) { std::fprintf(stderr, "in seed %u\n", current_seed); }
-
-struct Listener : EngineListener {
-  void on_event(SeqEvent event) override {
-    if (event.token) tokens[event.id].push_back(*event.token);
-    if (event.finish == FinishReason::none) return;
-    ASSERT_TRUE(last.emplace(event.id, event).second) << "an event after the last one";
-    preemptions += event.stats.num_preemptions;
-    cached += event.stats.num_cached;
-  }
+struct Listener : test::TokenListener {
   void on_step(const StepRecord& r) override {
     stores += r.stores_begun, loads += r.loads_begun, skipped += r.stores_skipped;
     recomputed += r.num_recomputed;
@@ -40,37 +25,22 @@ struct Listener : EngineListener {
                    r.stores_begun, r.loads_begun});
     record = r;
   }
-  std::map<SeqId, std::vector<TokenId>> tokens;
-  std::map<SeqId, SeqEvent> last;
-  StepRecord record;
   std::vector<std::vector<int>> log;  // of every step all that is not time
-  int64_t stores = 0, loads = 0, skipped = 0, recomputed = 0, computed = 0, loading_steps = 0, preemptions = 0;
-  int64_t cached = 0;
+  int64_t stores = 0, loads = 0, skipped = 0, recomputed = 0, computed = 0, loading_steps = 0;
 };
-
-std::vector<TokenId> expected(const Request& request) {
-  std::vector<TokenId> history = request.prompt, out;
-  while (int(out.size()) < request.sampling.max_tokens && int(history.size()) < kMaxLen) {
-    out.push_back(test::next_token(history));
-    history.push_back(out.back());
-  }
-  return out;
-}
 
 struct Totals {
   int64_t stores = 0, loads = 0, skipped = 0, preemptions = 0, recomputed = 0, cancelled = 0, loading_steps = 0;
 };
 
-class RandomServing {
+class RandomServing : public test::RandomServing {
  public:
-  explicit RandomServing(unsigned seed) : rng_(seed) {}
-
-  int below(int n) { return int(rng_() % unsigned(n)); }
+  RandomServing(unsigned seed, Totals& totals) : test::RandomServing(seed, listener_), totals_(totals) {}
 
   EngineConfig draw_config() {
     EngineConfig c;
     if (below(3) == 0) below(2) ? apply_preset_paper015(c) : apply_preset_modern(c);
-    c.max_model_len = kMaxLen;
+    c.max_model_len = kServingLen;
     c.scheduler.max_step_seqs = 1 + below(12);
     c.scheduler.max_step_tokens = c.scheduler.max_step_seqs + below(200);
     c.scheduler.max_chunk_tokens = below(2) ? 0 : 1 + below(64);
@@ -84,85 +54,29 @@ class RandomServing {
     return c;
   }
 
-  Request draw_request() {
-    Request r;
-    const int family = below(3), shared = below(3) ? below(250) : 0, own = 1 + below(60);
-    for (int t = 0; t < shared; ++t) r.prompt.push_back((family * 100 + t) % 900);
-    for (int t = 0; t < own; ++t) r.prompt.push_back(below(900));
-    r.sampling.max_tokens = 1 + below(130);
+  const Listener& listener() const { return listener_; }
+
+ private:
+  Request draw_request() override {
+    Request r = draw_tokens();
     r.priority = below(3);
     if (below(3) == 0) r.tier = KvTier::exact;
     if (below(5) == 0) r.cache_salt = "salt";
     return r;
   }
 
-  void run(const EngineConfig& config, int num_pages, int num_slots, Totals& totals) {
-    ASSERT_FALSE(validate(config).has_value()) << validate(config)->message;
-    auto made = std::make_unique<test::PagedBackend>(num_pages, num_slots);
-    test::PagedBackend& device = *made;
-    const int slowest = below(6);
-    device.draw_delay = [&, slowest] { return slowest ? below(slowest + 1) : 0; };
-    Engine engine(config, std::move(made), clock_, listener_);
-    const int num_requests = 8 + below(16);
-    for (int step = 0; int(jobs_.size()) < num_requests || !engine.idle(); ++step) {
-      ASSERT_LT(step, 20000) << "requests that never end";
-      if (int(jobs_.size()) < num_requests && (engine.idle() || below(5) == 0)) submit(engine);
-      // Nobody is cancelled after the last arrival: that would hide a request that never ends by itself.
-      const bool cancels = int(jobs_.size()) < num_requests && !jobs_.empty() && below(20) == 0;
-      const SeqId gone = cancels ? std::next(jobs_.begin(), below(int(jobs_.size())))->first : SeqId{0};
-      engine.cancel(gone);
-      if (below(300) == 0) engine.reset_prefix_cache();
-      engine.step();
-      engine.check_integrity();
-      ASSERT_TRUE(gone == SeqId{0} || listener_.last.contains(gone)) << "a cancelled request lives on";
-      const StepRecord& r = listener_.record;
-      ASSERT_LE(r.host_slots_used, num_slots) << "more than the budget of the host";
-      ASSERT_LE(r.free_pages + r.cached_pages + r.locked_pages, r.total_pages);
-      ASSERT_EQ(r.base_pairs_seen, 0);
-      if (::testing::Test::HasFailure()) return;
-    }
-    ASSERT_TRUE(config.async_scheduling ? device.resolved > 0 : device.most_in_flight == 1);
-    check_end(engine, device, config, totals);
-  }
+  void check_step(const StepRecord& r) const override { ASSERT_EQ(r.base_pairs_seen, 0); }
 
-  const Listener& listener() const { return listener_; }
-
- private:
-  void submit(Engine& engine) {
-    Request request = draw_request();
-    Result<SeqId> id = engine.submit(request);
-    ASSERT_TRUE(bool(id)) << id.error().message;
-    jobs_.emplace(*id, std::move(request));
-  }
-
-  void check_end(Engine& engine, const test::PagedBackend& device, const EngineConfig& config, Totals& totals) {
-    ASSERT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), engine.kv().num_pages());
-    ASSERT_FALSE(device.in_flight());
+  void check_end(const PagedBackend& device) override {
     ASSERT_EQ(listener_.stores, device.stored) << "every copy begun has ended";
     ASSERT_EQ(listener_.loads, device.loaded);
-    ASSERT_TRUE(config.scheduler.admission == AdmissionMode::native || listener_.preemptions == 0);
-    for (const auto& [id, request] : jobs_) {
-      SCOPED_TRACE("request " + std::to_string(uint64_t(id)));
-      const std::vector<TokenId> want = expected(request);
-      std::vector<TokenId>& got = listener_.tokens[id];
-      if (listener_.last.at(id).finish == FinishReason::cancelled) {
-        ASSERT_LE(got.size(), want.size());
-        ASSERT_TRUE(std::equal(got.begin(), got.end(), want.begin()));
-        ++totals.cancelled;
-      } else {
-        ASSERT_EQ(listener_.last.at(id).finish, FinishReason::length);
-        ASSERT_EQ(got, want);
-      }
-    }
-    totals.stores += listener_.stores, totals.loads += listener_.loads, totals.skipped += listener_.skipped;
-    totals.preemptions += listener_.preemptions, totals.recomputed += listener_.recomputed;
-    totals.loading_steps += listener_.loading_steps;
+    totals_.stores += listener_.stores, totals_.loads += listener_.loads, totals_.skipped += listener_.skipped;
+    totals_.preemptions += listener_.preemptions, totals_.recomputed += listener_.recomputed;
+    totals_.loading_steps += listener_.loading_steps, totals_.cancelled += num_cancelled_;
   }
 
-  std::mt19937 rng_;
-  SteadyClock clock_;
   Listener listener_;
-  std::map<SeqId, Request> jobs_;
+  Totals& totals_;
 };
 
 class OffloadInFlight : public testing::TestWithParam<bool> {};  // the parameter: two steps in flight
@@ -171,15 +85,15 @@ INSTANTIATE_TEST_SUITE_P(Steps, OffloadInFlight, testing::Bool(),
 
 TEST_P(OffloadInFlight, EverythingHoldsUnderAnySettings) {
   Totals totals;
-  std::signal(SIGABRT, print_seed);
+  test::print_seed_on_abort();
   for (unsigned seed = 1; seed <= (GetParam() ? 750 : 1500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current_seed = seed;
-    RandomServing run(seed);
+    RandomServing run(seed, totals);
     EngineConfig config = run.draw_config();
     config.async_scheduling = GetParam();
     const int slots = run.below(3) ? 50 + run.below(300) : run.below(30);
-    run.run(config, 28 + run.below(60), slots, totals);
+    run.run(config, 28 + run.below(60), slots);
     if (HasFailure()) return;
   }
   EXPECT_GT(totals.stores, 10000);
@@ -198,10 +112,10 @@ TEST(Offload, SameRequestsSameSteps) {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Totals totals;
-    RandomServing first(seed), second(seed);
+    RandomServing first(seed, totals), second(seed, totals);
     for (RandomServing* run : {&first, &second}) {
       const EngineConfig config = run->draw_config();
-      run->run(config, 28 + run->below(60), 200, totals);
+      run->run(config, 28 + run->below(60), 200);
     }
     ASSERT_EQ(first.listener().log, second.listener().log);
   }
@@ -217,12 +131,12 @@ Served serve(KvPolicy policy, int num_slots, int num_pages, int count, int promp
              void (*preset)(EngineConfig&), std::function<int()> delay = nullptr) {
   EngineConfig config;
   preset(config);
-  config.max_model_len = kMaxLen;
+  config.max_model_len = kServingLen;
   config.scheduler.max_step_tokens = 256;
   config.fidelity.policy = policy;
   SteadyClock clock;
   Served served;
-  auto device = std::make_unique<test::PagedBackend>(num_pages, num_slots);
+  auto device = std::make_unique<PagedBackend>(num_pages, num_slots);
   device->draw_delay = std::move(delay);
   Engine engine(config, std::move(device), clock, served.listener);
   for (int i = 0; i < count; ++i) {
@@ -277,13 +191,13 @@ TEST(Offload, LoadedSequencesDoNotBlockEachOther) {
 TEST(Offload, AWorkingSetLargerThanThePoolComesBackUnchanged) {
   EngineConfig config;
   apply_preset_modern(config);
-  config.max_model_len = kMaxLen;
+  config.max_model_len = kServingLen;
   config.scheduler.max_step_tokens = 300;
   config.fidelity.policy = KvPolicy::exact_offload;
   SteadyClock clock;
   Listener listener;
   constexpr int kPrompts = 24, kRounds = 20, kPages = 24 * 20 / 3;
-  auto made = std::make_unique<test::PagedBackend>(kPages, kPrompts * 12);
+  auto made = std::make_unique<PagedBackend>(kPages, kPrompts * 12);
   std::mt19937 rng(7);
   made->draw_delay = [&] { return int(rng() % 4); };
   Engine engine(config, std::move(made), clock, listener);
@@ -298,7 +212,7 @@ TEST(Offload, AWorkingSetLargerThanThePoolComesBackUnchanged) {
       engine.step(), engine.check_integrity();
     }
     for (const auto& [id, request] : asked)
-      ASSERT_EQ(listener.tokens[id], expected(request)) << "round " << round;
+      ASSERT_EQ(listener.tokens[id], expected_tokens(request, kServingLen)) << "round " << round;
   }
   EXPECT_GT(listener.loads, (kRounds - 1) * kPrompts * 5) << "most of each round comes from the host";
   EXPECT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), kPages);
@@ -311,18 +225,18 @@ TEST(Offload, AWholePromptOnTheHostLeavesATokenToCompute) {
     for (const int length : {1, 15, 16, 31, 32, 33, 48, 63, 64, 65, 96, 97}) {
       SCOPED_TRACE(length);
       EngineConfig config;
-      config.max_model_len = kMaxLen;
+      config.max_model_len = kServingLen;
       config.kv.prefix_cache = prefix_cache;
       config.fidelity.policy = KvPolicy::exact_offload;
       SteadyClock clock;
       Listener listener;
-      Engine engine(config, std::make_unique<test::PagedBackend>(12, 100), clock, listener);
+      Engine engine(config, std::make_unique<PagedBackend>(12, 100), clock, listener);
       const auto ask = [&](int tokens, TokenId first, int output) {
         Request r{.prompt = {}, .sampling = {.max_tokens = output}};
         for (int t = 0; t < tokens; ++t) r.prompt.push_back((first + t) % 900);
         const SeqId id = *engine.submit(r);
         while (!engine.idle()) engine.step(), engine.check_integrity();
-        EXPECT_EQ(listener.tokens[id], expected(r));
+        EXPECT_EQ(listener.tokens[id], expected_tokens(r, kServingLen));
         return listener.last.at(id).stats.num_cached;
       };
       EXPECT_EQ(ask(length, 0, 1), 0);
@@ -345,7 +259,7 @@ TEST(Offload, OnlyWhatCanNeverFitIsRefused) {
   config.fidelity.policy = KvPolicy::exact_offload;
   SteadyClock clock;
   Listener listener;
-  Engine engine(config, std::make_unique<test::PagedBackend>(50, 500), clock, listener);
+  Engine engine(config, std::make_unique<PagedBackend>(50, 500), clock, listener);
   const auto ask = [&](int prompt, int output) {
     return engine.submit(
         {.prompt = std::vector<TokenId>(size_t(prompt), prompt % 900), .sampling = {.max_tokens = output}});
@@ -363,12 +277,12 @@ TEST(Offload, OnlyWhatCanNeverFitIsRefused) {
 TEST(Offload, WhatAFailedRequestComputedIsNotStored) {
   EngineConfig config;
   apply_preset_modern(config);
-  config.max_model_len = kMaxLen;
+  config.max_model_len = kServingLen;
   config.fidelity.policy = KvPolicy::exact_offload;
   SteadyClock clock;
   Listener listener;
-  auto made = std::make_unique<test::PagedBackend>(50, 100);
-  test::PagedBackend& device = *made;
+  auto made = std::make_unique<PagedBackend>(50, 100);
+  PagedBackend& device = *made;
   Engine engine(config, std::move(made), clock, listener);
   Request r{.prompt = std::vector<TokenId>(100, 3), .sampling = {.max_tokens = 1}};
   device.poison_token = test::next_token(r.prompt);

@@ -133,8 +133,7 @@ struct FakeServing {
 
   void commit() {
     kv.commit(plan, sequences);
-    for (SeqId id : plan.preempted) sequences.preempt(id);
-    for (SeqId id : plan.admitted) sequences.admit(id);
+    sequences.follow(plan);
     pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
   }
 

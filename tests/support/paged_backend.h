@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "elastickv/backend.h"
+#include "elastickv/request.h"
 
 namespace ekv::test {
 
@@ -35,6 +36,16 @@ inline TokenId next_token(std::span<const TokenId> history) {
   uint64_t h = 0x9e3779b97f4a7c15ull;
   for (TokenId token : history) h = (h ^ uint64_t(token)) * 0x100000001b3ull + (h >> 29);
   return TokenId(h % kFakeVocab);
+}
+
+// What a request must get from an engine on such a device whose sequences have at most `max_len` tokens.
+inline std::vector<TokenId> expected_tokens(const Request& request, int max_len) {
+  std::vector<TokenId> history = request.prompt, out;
+  while (int(out.size()) < request.sampling.max_tokens && int(history.size()) < max_len) {
+    out.push_back(next_token(history));
+    history.push_back(out.back());
+  }
+  return out;
 }
 
 class PagedBackend : public Backend {

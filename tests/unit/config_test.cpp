@@ -25,6 +25,7 @@ TEST(Config, NamesTheSettingThatMakesNoSense) {
       {"max-num-batched-tokens",
        [](auto& c) { c.scheduler.max_step_tokens = std::numeric_limits<int>::max(); }},
       {"long-prefill-token-threshold", [](auto& c) { c.scheduler.max_chunk_tokens = -1; }},
+      {"target-step-ms", [](auto& c) { c.scheduler.target_step_us = -1; }},
       {"watermark", [](auto& c) { c.scheduler.watermark = -0.01; }},
       {"watermark", [](auto& c) { c.scheduler.watermark = 1.0; }},
       {"watermark", [](auto& c) { c.scheduler.watermark = std::nan(""); }},

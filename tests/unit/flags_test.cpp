@@ -56,6 +56,8 @@ TEST(Flags, AllAreTaken) {
                                   "12",
                                   "--long-prefill-token-threshold",
                                   "64",
+                                  "--target-step-ms",
+                                  "12.5",
                                   "--watermark",
                                   "0.05",
                                   "--api-key",
@@ -91,6 +93,7 @@ TEST(Flags, AllAreTaken) {
   EXPECT_EQ(f.engine.scheduler.max_step_seqs, 12);
   EXPECT_EQ(f.engine.scheduler.max_chunk_tokens, 64);
   EXPECT_FALSE(f.engine.scheduler.reserve_full_prompt);
+  EXPECT_EQ(f.engine.scheduler.target_step_us, 12500);
   EXPECT_EQ(f.engine.scheduler.watermark, 0.05);
   EXPECT_EQ(f.api_keys, (std::vector<std::string>{"k1", "k2"}));
   EXPECT_EQ(f.allowed_origins, std::vector<std::string>{"http://a"});
@@ -212,6 +215,7 @@ TEST(Flags, NumbersOutOfRangeAreRefusedWithReadableBounds) {
       {"--shutdown-timeout", {"-1", "99999999999"}},
       {"--max-num-seqs", {"0", "-1", "99999999999"}},
       {"--long-prefill-token-threshold", {"-1"}},
+      {"--target-step-ms", {"-1", "99999"}},
       {"--max-num-batched-tokens", {"0", "99G"}},
       {"--num-gpu-blocks-override", {"-1", "99999999"}},
       {"--kv-cache-memory-bytes", {"0", "5000T"}},

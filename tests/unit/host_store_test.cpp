@@ -111,11 +111,11 @@ TEST_F(HostStoreTest, APairIsNotEvictedForTheOneThatFollowsIt) {
 
 TEST_F(HostStoreTest, AReferenceTellsWhenItsPairHasGone) {
   StoredPair* a = store(nullptr, 1);
-  const StoredRef ref = host.ref(a);
-  EXPECT_TRUE(host.holds(ref));
-  EXPECT_FALSE(host.holds({}));
+  const StoredRef ref(*a);
+  EXPECT_TRUE(ref.is_there());
+  EXPECT_FALSE(StoredRef().is_there());
   for (TokenId t = 2; t < 6; ++t) store(nullptr, t);
-  EXPECT_FALSE(host.holds(ref)) << "the place has other content";
+  EXPECT_FALSE(ref.is_there()) << "the place has other content";
   EXPECT_EQ(host.num_used(), 4);
 }
 

@@ -91,9 +91,7 @@ struct OffloadManager : testing::Test {
   }
   void commit(const StepPlan& plan) {
     kv->commit(plan, sequences);
-    for (SeqId id : plan.preempted) sequences.preempt(id);
-    for (SeqId id : plan.admitted) sequences.admit(id);
-    for (const LoadPlan& load : plan.loads) sequences.admit(load.seq);
+    sequences.follow(plan);
     for (const TransferJob& job : kv->jobs().transfers) jobs.push_back(job);
     check();
   }

@@ -54,9 +54,9 @@ TEST(PairTable, PromotionTakesOnePageWhichIsLockedUntilThen) {
   EXPECT_FALSE(f.table.is_base(pair));
   EXPECT_EQ(f.table.entry(pair).odd, int(odd));
   EXPECT_EQ(f.table.num_locked_pages(), 0);
-  EXPECT_EQ(f.table.num_free_slots(), 1) << "a demotion of the same step must not get it";
+  EXPECT_EQ(f.table.num_free_host_slots(), 1) << "a demotion of the same step must not get it";
   f.table.free_promoted_slots();
-  EXPECT_EQ(f.table.num_free_slots(), 2);
+  EXPECT_EQ(f.table.num_free_host_slots(), 2);
   EXPECT_EQ(f.table.num_free_pages(), 6);
 }
 
@@ -72,7 +72,7 @@ TEST(PairTable, ABackedPairIsDemotedWithoutATransfer) {
   EXPECT_EQ(job.low, -1);
   EXPECT_EQ(job.ticket, 0u);
   EXPECT_EQ(f.table.num_transfers(), 0);
-  EXPECT_EQ(f.table.num_free_slots(), 1);
+  EXPECT_EQ(f.table.num_free_host_slots(), 1);
 }
 
 // Low bytes on the way to the host hold the slot, not the pages.
@@ -82,11 +82,11 @@ TEST(PairTable, ReleasedWhileDrainingItLeavesItsSlotToTheTicket) {
   const DemoteJob job = f.table.demote(pair, true);
   f.table.release(pair);
   EXPECT_EQ(f.table.num_free_pages(), 8);
-  EXPECT_EQ(f.table.num_free_slots(), 1);
-  EXPECT_EQ(f.table.num_locked_slots(), 1);
+  EXPECT_EQ(f.table.num_free_host_slots(), 1);
+  EXPECT_EQ(f.table.num_locked_host_slots(), 1);
   f.table.check_integrity();
   EXPECT_EQ(f.table.transfer_done(job.ticket).pair, kNoPair);
-  EXPECT_EQ(f.table.num_free_slots(), 2);
+  EXPECT_EQ(f.table.num_free_host_slots(), 2);
 }
 
 TEST(PairTable, ReleasedWhileItsPagesAreReadItKeepsThemUntilTheTicket) {
@@ -101,7 +101,7 @@ TEST(PairTable, ReleasedWhileItsPagesAreReadItKeepsThemUntilTheTicket) {
   f.table.check_integrity();
   f.table.transfer_done(job.ticket);
   EXPECT_EQ(f.table.num_free_pages(), 8);
-  EXPECT_EQ(f.table.num_free_slots(), 2);
+  EXPECT_EQ(f.table.num_free_host_slots(), 2);
 }
 
 // What a restore staged on the device is always used up, even for a pair that has gone.
@@ -118,7 +118,7 @@ TEST(PairTable, ReleasedWhileRestoringItIsPromotedAndThenFreed) {
   f.table.promote(pair, true);
   f.table.free_promoted_slots();
   EXPECT_EQ(f.table.num_free_pages(), 8);
-  EXPECT_EQ(f.table.num_free_slots(), 2);
+  EXPECT_EQ(f.table.num_free_host_slots(), 2);
   EXPECT_EQ(f.table.num_transfers(), 0);
 }
 

@@ -147,6 +147,15 @@ TEST(Replay, PoliciesDoWhatTheyAreFor) {
   EXPECT_EQ(no_host.result["log_hash"], target_only.result["log_hash"]);
 }
 
+TEST(Replay, TheResultSaysWhetherStepsWerePlannedAhead) {
+  const std::vector<std::string> load{"--quiet", "--synthetic", "2:20:4", "--concurrency", "2"};
+  const auto cpu =
+      load + std::vector<std::string>{"--device", "cpu", "--model", EKV_TEST_DATA "/golden/tiny-llama"};
+  EXPECT_EQ(run_json(cpu).result["async_scheduling"], false);
+  EXPECT_EQ(run_json(cpu + std::vector<std::string>{"--async-scheduling"}).result["async_scheduling"], true);
+  EXPECT_EQ(run_json(load + kSim).result["async_scheduling"], false);
+}
+
 TEST(Replay, SyntheticLoadsAndLengthsNeedAnArrivalProcess) {
   const std::vector<std::string> synthetic =
       kSim + std::vector<std::string>{"--synthetic", "12:100:10", "--kv-cache-memory-bytes", "4G"};

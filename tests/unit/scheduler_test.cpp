@@ -120,6 +120,34 @@ TEST(PlanStep, Tokens) {
   for (const Case& c : cases) check(c);
 }
 
+// 10 us a token and 0.01 us for each key that it sees; a decode of n tokens takes 10 us + n.
+TEST(PlanStep, TimeOfAStep) {
+  const StepCost cost{.fixed_us = 500, .per_token_us = 10, .per_prefill_key_us = 0.01, .per_decode_key_us = 1};
+  const auto plan_of = [&](std::vector<SeqView> running, std::vector<SeqView> waiting, int target_us = 2000) {
+    StepPlan plan;
+    plan_step({.max_step_tokens = 4096, .max_step_seqs = 8, .target_step_us = target_us}, running, waiting,
+              kPlenty, plan, cost);
+    return plan;
+  };
+  // 1,500 us are left: 140 tokens take 1,400 + 0.01 * 140 * 141 / 2, one more 11.4.
+  EXPECT_EQ(plan_of({}, {waits(1, 1000)}).chunks, (std::vector{chunk(1, 0, 140, false)}));
+  // Behind 900 tokens each takes 9 more.
+  EXPECT_EQ(plan_of({runs(1, 2000, 900)}, {}).chunks, (std::vector{chunk(1, 900, 77, false)}));
+  // The decode takes 510 us of them, the first prefill 20 tokens, and the second what is left.
+  const StepPlan shared = plan_of({runs(1, 84, 64), decodes(2, 500)}, {waits(3, 700), waits(4, 700)});
+  ASSERT_EQ(shared.chunks.size(), 3u);
+  EXPECT_EQ(shared.chunks[1], chunk(1, 64, 20, true));
+  EXPECT_EQ(shared.admitted, std::vector{SeqId{3}}) << "no time is left for the next";
+  const int n = shared.chunks[2].num_tokens;
+  const auto us = [&](int tokens) { return 500 + 510 + 214.9 + 10 * tokens + 0.005 * tokens * (tokens + 1); };
+  EXPECT_TRUE(us(n) <= 2000 && us(n + 1) > 2000) << n;
+  // Decodes are never cut, and beside them a prompt gets on, but one only.
+  const StepPlan slow = plan_of({decodes(1, 3000), runs(2, 900, 64), runs(3, 900, 64)}, {waits(4, 10)});
+  EXPECT_EQ(slow.chunks, (std::vector{chunk(1, 2999, 1, true), chunk(2, 64, kPairTokens, false)}));
+  // Without a target time does not matter.
+  EXPECT_EQ(plan_of({}, {waits(1, 1000)}, 0).chunks, (std::vector{chunk(1, 0, 1000, true)}));
+}
+
 TEST(PlanStep, Pages) {
   const Case cases[] = {
       {"a decode inside its last page needs none",
@@ -403,7 +431,7 @@ TEST(PlanStep, PagesThatDemotionCouldGiveCount) {
   }
   {  // the host slots of a prefix that it takes over are no longer to be had
     SeqView hit = waits(2, 65, 32, 1);
-    hit.num_cached_slots = 2;
+    hit.num_cached_host_slots = 2;
     EXPECT_TRUE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 5})
                     .first.admitted.empty());
     EXPECT_FALSE(plan_with({demotable(decodes(1, 160), 9)}, {hit}, {.free_pages = 0, .max_demotions = 6})
@@ -417,7 +445,7 @@ TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
   const auto admitted = [&](int first_peak, int peak, KvBudget budget, int slots = 0) {
     SeqView running = decodes(1, 100), waiting = waits(2, 20);
     running.peak_pages = first_peak, waiting.peak_pages = peak;
-    running.peak_slots = slots, waiting.peak_slots = slots;
+    running.peak_host_slots = slots, waiting.peak_host_slots = slots;
     StepPlan plan;
     plan_step(config, std::span(&running, 1), std::span(&waiting, 1), budget, plan);
     return plan.admitted.size() == 1;
@@ -426,8 +454,8 @@ TEST(PlanStep, GuaranteedAdmissionNeedsRoomForAllPeaks) {
   EXPECT_TRUE(admitted(60, 940, kPlenty));
   EXPECT_FALSE(admitted(60, 941, kPlenty));
   EXPECT_FALSE(admitted(60, 940, {.free_pages = 900, .total_pages = 1000, .locked_pages = 1}));
-  EXPECT_TRUE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 10}, 5));
-  EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_slots = 9}, 5));
+  EXPECT_TRUE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_host_slots = 10}, 5));
+  EXPECT_FALSE(admitted(1, 1, {.free_pages = 900, .total_pages = 1000, .total_host_slots = 9}, 5));
 }
 
 TEST(PlanStep, WhoFindsNoPageMayHaveToGiveUpItsOwn) {

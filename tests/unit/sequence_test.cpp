@@ -19,7 +19,7 @@ Request request(int64_t arrival_us, int64_t priority = 0) {
           .arrival_us = arrival_us};
 }
 
-std::vector<uint64_t> ids(std::span<Sequence* const> queue) {
+std::vector<uint64_t> ids(std::span<const Sequence* const> queue) {
   std::vector<uint64_t> out;
   for (const Sequence* s : queue) out.push_back(uint64_t(s->id));
   return out;
@@ -154,7 +154,7 @@ TEST(Sequence, QueuesBehaveLikeSortedSets) {
         table.erase(SeqId{std::get<2>(key)});
         running.erase(key);
       }
-      const auto expect_equal = [](std::span<Sequence* const> queue, const std::set<Key>& model) {
+      const auto expect_equal = [](std::span<const Sequence* const> queue, const std::set<Key>& model) {
         ASSERT_TRUE(
             std::equal(queue.begin(), queue.end(), model.begin(), model.end(),
                        [](const Sequence* s, const Key& key) { return uint64_t(s->id) == std::get<2>(key); }));

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "sched/pack_step.h"
 #include "support/allocation_counter.h"
+#include "support/planned_serving.h"
 
 namespace ekv {
 namespace {
@@ -24,60 +24,13 @@ Request request(int num_prompt, int max_tokens, TokenId first) {
   return r;
 }
 
-// The step loop without a device; copies end with the step unless `copies_end` is false.
-struct Serving {
-  Serving(const EngineConfig& c, int num_pages, int num_slots)
-      : config(c), kv(c.kv, num_pages, c.fidelity, num_slots), sequences(c.scheduler.policy), planner(c) {}
-
-  Sequence& add(Request r) { return sequences.add(SeqId(next_id++), std::move(r)); }
-
-  void prepare() {
-    planner.plan(kv, sequences, plan);
-    kv.commit(plan, sequences);
-    for (SeqId id : plan.preempted) sequences.preempt(id);
-    for (SeqId id : plan.admitted) sequences.admit(id);
-    for (const LoadPlan& load : plan.loads) sequences.admit(load.seq);
-    pack_step(plan, kv.pairs(), AttentionPath::automatic, sequences, packed);
-    mark_taint(plan, packed, sequences);
-    charge_exposure(plan, packed, sequences);
-  }
-
-  void finish_step() {
-    for (const ChunkPlan& chunk : plan.chunks) {
-      Sequence& s = sequences[chunk.seq];
-      s.num_computed += chunk.num_tokens;
-      kv.publish(s);
-      if (!chunk.sample) continue;
-      s.tokens.push_back(TokenId(s.id) * 1000 + s.num_tokens());
-      if (s.num_remaining() == 0) end(s);
-    }
-    if (!copies_end) return;
-    for (const DemoteJob& job : kv.jobs().demotes)
-      if (job.ticket) kv.transfer_done(job.ticket);
-    for (const TransferJob& job : kv.jobs().transfers) kv.transfer_done(job.ticket);
-    kv.finish_loads(sequences.running());
-  }
-  void step() { prepare(), finish_step(); }
-  void end(Sequence& s) {
-    kv.release(s);
-    sequences.erase(s.id);
-  }
-
-  EngineConfig config;
-  KvManager kv;
-  SequenceTable sequences;
-  StepPlanner planner;
-  StepPlan plan;
-  PackedStep packed;
-  bool copies_end = true;
-  uint64_t next_id = 1;
-};
+using test::PlannedServing;
 
 // Eight sequences grow to 600 to 810 tokens in a pool for 60 % of that, then leave one after the other.
 TEST(StepPlanner, DemotesByTheShortageAndPromotesBeyondTheReserve) {
   EngineConfig config = elastic_config();
   config.kv.prefix_cache = false;
-  Serving serving(config, 8 * 51 * 6 / 10, 1000);
+  PlannedServing serving(config, 8 * 51 * 6 / 10, 1000);
   for (int i = 0; i < 8; ++i) serving.add(request(200, 400 + 30 * i, 1000 * i));
   const FidelityConfig& f = config.fidelity;
   int reserve = 0, demotions = 0, restores = 0, full_batches = 0;
@@ -111,6 +64,25 @@ TEST(StepPlanner, DemotesByTheShortageAndPromotesBeyondTheReserve) {
   EXPECT_GT(restores, 20);
 }
 
+// What is planned and never committed leaves no trace.
+TEST(StepPlanner, PlanningTwiceGivesTheSamePlan) {
+  for (const BackingMode backing : {BackingMode::lazy, BackingMode::writethrough}) {
+    EngineConfig config = elastic_config();
+    config.fidelity.backing = backing;
+    PlannedServing serving(config, 8 * 51 * 6 / 10, 1000);
+    for (int i = 0; i < 8; ++i) serving.add(request(200, 400 + 30 * i, 1000 * i));
+    size_t changes = 0;
+    for (int i = 0; i < 700 && !serving.sequences.empty(); ++i) {
+      StepPlan unused;
+      StepPlanner(serving.planner).plan(serving.kv, serving.sequences, unused);
+      serving.step();
+      ASSERT_EQ(serving.plan, unused);
+      changes += serving.plan.demotes.size() + serving.plan.backups.size() + serving.plan.restores.size();
+    }
+    EXPECT_GT(changes, 50u);
+  }
+}
+
 // By definition: what a plan without demotion would preempt, less what the step does preempt.
 TEST(StepPlanner, AvoidedPreemptionsAreThoseOfTheSameStepWithoutDemotion) {
   int avoided = 0, preempted = 0, both = 0;
@@ -118,7 +90,7 @@ TEST(StepPlanner, AvoidedPreemptionsAreThoseOfTheSameStepWithoutDemotion) {
     EngineConfig config = elastic_config();
     config.scheduler.preempt_self = i % 2 != 0;
     config.scheduler.reserve_full_prompt = false;
-    Serving serving(config, 150 + 3 * i, i % 3 ? 1000 : 10 * i);
+    PlannedServing serving(config, 150 + 3 * i, i % 3 ? 1000 : 10 * i);
     for (int k = 0; k < 8; ++k) serving.add(request(200, 400 + 30 * k, 1000 * k));
     for (int step = 0; step < 900 && !serving.sequences.empty(); ++step) {
       std::vector<SeqView> running;
@@ -140,7 +112,7 @@ TEST(StepPlanner, AvoidedPreemptionsAreThoseOfTheSameStepWithoutDemotion) {
 TEST(StepPlanner, SinkAndRecentPairsStayTarget) {
   EngineConfig config = elastic_config();
   config.fidelity.demotion = DemotionMode::eager;
-  Serving serving(config, 100, 1000);
+  PlannedServing serving(config, 100, 1000);
   Sequence& s = serving.add(request(320, 100, 0));
   for (int i = 0; i < 50; ++i) {
     serving.step();
@@ -158,7 +130,7 @@ TEST(StepPlanner, NobodyIsPromotedWhileAnybodyWaits) {
   EngineConfig config = elastic_config();
   config.kv.prefix_cache = false;
   config.fidelity.promotion = PromotionMode::eager;
-  Serving serving(config, 60, 1000);
+  PlannedServing serving(config, 60, 1000);
   serving.add(request(480, 300, 0));
   serving.step();
   Sequence& second = serving.add(request(500, 300, 5000));
@@ -180,7 +152,7 @@ TEST(StepPlanner, NobodyIsPromotedWhileTheBatchIsFullAndSomebodyWaits) {
   config.kv.prefix_cache = false;
   config.fidelity.promotion = PromotionMode::eager;
   config.scheduler.max_step_seqs = 2;
-  Serving serving(config, 60, 1000);
+  PlannedServing serving(config, 60, 1000);
   serving.add(request(480, 300, 0));
   serving.step();
   Sequence& second = serving.add(request(500, 300, 5000));
@@ -203,7 +175,7 @@ TEST(StepPlanner, NobodyIsPromotedWhileTheBatchIsFullAndSomebodyWaits) {
 // ones are demoted for it, and nobody behind it waits for ever.
 TEST(StepPlanner, AnExactRequestIsAdmittedBesideTheSharerOfItsPrefix) {
   for (const KvTier tier : {KvTier::exact, KvTier::elastic}) {
-    Serving serving(elastic_config(), 60, 1000);
+    PlannedServing serving(elastic_config(), 60, 1000);
     serving.add(request(40 * kPairTokens / 2 + 320, 300, 0));  // 960 tokens, 60 pages
     serving.sequences.waiting().front()->request.prompt.resize(900);
     serving.sequences.waiting().front()->tokens.resize(900);
@@ -222,7 +194,7 @@ TEST(StepPlanner, AnExactRequestIsAdmittedBesideTheSharerOfItsPrefix) {
 
 // A cold prefix keeps all of its content in half of its pages before any of it is forgotten.
 TEST(StepPlanner, CachedPairsAreDemotedBeforeTheyAreForgotten) {
-  Serving serving(elastic_config(), 60, 1000);
+  PlannedServing serving(elastic_config(), 60, 1000);
   const Request old = request(640, 1, 0);
   serving.add(old);
   serving.step();
@@ -245,7 +217,7 @@ TEST(StepPlanner, CachedPairsAreDemotedBeforeTheyAreForgotten) {
 // Without a host slot for its low bytes nothing is demoted; what exists is, and then somebody is preempted.
 TEST(StepPlanner, TheHostBudgetIsHard) {
   for (int slots : {0, 3}) {
-    Serving serving(elastic_config(), 60, slots);
+    PlannedServing serving(elastic_config(), 60, slots);
     serving.add(request(400, 400, 0)), serving.add(request(400, 400, 5000));
     int preempted = 0;
     for (int i = 0; i < 300; ++i) {
@@ -261,7 +233,7 @@ TEST(StepPlanner, PeaksAreThoseOfTheLastChunkOrTheLastToken) {
   EngineConfig config = elastic_config();
   config.scheduler.admission = AdmissionMode::guaranteed;
   const auto peak = [&](Request r) {
-    Serving serving(config, 100, 1000);
+    PlannedServing serving(config, 100, 1000);
     serving.add(std::move(r));
     serving.planner.plan(serving.kv, serving.sequences, serving.plan);
     return serving.planner.waiting()[0].peak_pages;
@@ -282,7 +254,7 @@ TEST(StepPlanner, APromptHoldsItsPeakOnlyWhileItIsComputed) {
   EngineConfig config = elastic_config();
   config.scheduler.admission = AdmissionMode::guaranteed;
   for (const int pages : {24 + 30, 24 + 29}) {  // the first at its end, and the prompt of the second
-    Serving serving(config, pages, 1000);
+    PlannedServing serving(config, pages, 1000);
     for (int i = 0; i < 2; ++i) serving.add(request(480, 100, 5000 * i));
     serving.step();
     EXPECT_EQ(serving.sequences.running().size(), 1u);
@@ -301,7 +273,7 @@ TEST(StepPlanner, GuaranteedAdmissionWithoutHostMemory) {
   for (int slots : {0, 1, 5, 50}) {
     EngineConfig config = elastic_config();
     config.scheduler.admission = AdmissionMode::guaranteed;
-    Serving serving(config, 60, slots);
+    PlannedServing serving(config, 60, slots);
     for (int i = 0; i < 5; ++i) serving.add(request(400, 300, 5000 * i));
     size_t most_running = 0;
     for (int i = 0; i < 3000 && !serving.sequences.empty(); ++i) {
@@ -316,7 +288,7 @@ TEST(StepPlanner, GuaranteedAdmissionWithoutHostMemory) {
 
 TEST(StepPlanner, FidelityControlAllocatesNothingInSteadyState) {
   EngineConfig config = elastic_config();
-  Serving serving(config, 64 * 60 * 7 / 10, 4000);
+  PlannedServing serving(config, 64 * 60 * 7 / 10, 4000);
   for (int i = 0; i < 64; ++i) serving.add(request(20 + i % 50, 900, 1000 * i));
   for (int i = 0; i < 700; ++i) serving.step();
   serving.packed.table.reserve(64 * 64);
@@ -338,7 +310,7 @@ TEST(StepPlanner, FidelityControlAllocatesNothingInSteadyState) {
 TEST(StepPlanner, WritingThroughToTheHostAllocatesNothingInSteadyState) {
   EngineConfig config = elastic_config();
   config.fidelity.policy = KvPolicy::exact_offload;
-  Serving serving(config, 64 * 60, 300);
+  PlannedServing serving(config, 64 * 60, 300);
   for (int i = 0; i < 64; ++i) serving.add(request(20 + i % 50, 900, 1000 * i));
   for (int i = 0; i < 700; ++i) serving.step();
   serving.packed.table.reserve(64 * 64);

@@ -11,17 +11,16 @@
 
 #include "util/files.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 namespace ekv {
 namespace {
 
-constexpr std::string_view kFirstLine = "elastickv gemm cache 1", kDevice = "device ";
+constexpr std::string_view kFirstLine = "elastickv gemm cache 2", kDevice = "device ";
 constexpr size_t kMostBytes = size_t(16) << 20;
 
-uint64_t checksum(std::string_view text) {  // FNV-1a
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
-  return hash;
-}
+uint64_t checksum(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
 
 std::vector<std::string_view> split(std::string_view text, char at) {
   std::vector<std::string_view> parts;
@@ -87,7 +86,8 @@ std::string to_text(const GemmCache& cache) {
 
 Result<GemmCache> parse_gemm_cache(const std::string& text) {
   const std::vector<std::string_view> lines = split(text, '\n');
-  if (lines.empty() || lines[0] != kFirstLine) return broken("it is not a GEMM cache of this version");
+  if (lines.empty() || lines[0] != kFirstLine)
+    return broken(fmt::format("it does not begin with '{}': another version or program wrote it", kFirstLine));
   if (!ends_well(text, lines.back(), lines.size() - 1)) return broken("it was cut off or changed");
   GemmCache cache;
   std::map<GemmKey, GemmChoice>* choices = nullptr;

@@ -1,11 +1,11 @@
 #pragma once
 // gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
 //
-//   elastickv gemm cache 1
+//   elastickv gemm cache 2
 //   device NVIDIA H200, driver 13000, cuBLASLt 130100
 //   6144 4096 8 6144 16 cublas <eight words of the algorithm, hexadecimal>
 //   4096 4096 8 4096 16 skinny 4
-//   end <lines before> <their checksum, hexadecimal>
+//   end <lines before> <their XXH3, 64 bits, hexadecimal>
 //
 // A line is outputs, inputs, rows, elements between rows of y, bits of y, choice. It belongs to the last device
 // above it.
@@ -41,7 +41,7 @@ struct GemmCache {
 };
 
 std::string to_text(const GemmCache& cache);
-// Errors: another program's file, a line that is not as above, one that is missing.
+// Errors: a file of another program or version, a line that is not as above, one that is missing.
 Result<GemmCache> parse_gemm_cache(const std::string& text);
 
 // An empty cache where there is no file, or, with a warning, where it cannot be used.

@@ -1,4 +1,4 @@
-#include "bench/step_log.h"
+#include "elastickv/step_log.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
-
-#include "bench/replay_run.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -90,24 +88,6 @@ void StepLog::write(int64_t step, int replica, const StepRecord& r) {
                              {"decode_base_pairs", r.decode_base_pairs},
                              {"path", int64_t(r.path)}};
   write("step", fields);
-}
-
-void StepLog::write(int64_t request, const ReplayRecord& r) {
-  gaps_us_.clear();
-  for (size_t i = 0; i < r.token_us.size(); ++i)
-    gaps_us_.push_back(r.token_us[i] - (i ? r.token_us[i - 1] : r.arrival_us));
-  const LogField fields[] = {{"request", request},
-                             {"replica", r.replica},
-                             {"arrival_us", r.arrival_us},
-                             {"first_scheduled_us", r.first_scheduled_us},
-                             {"end_us", r.end_us},
-                             {"prompt_tokens", r.num_prompt},
-                             {"cached_tokens", r.num_cached},
-                             {"preemptions", r.num_preemptions},
-                             {"pairs_seen", r.pairs_seen},
-                             {"base_pairs_seen", r.base_pairs_seen},
-                             {"finish", int64_t(r.finish)}};
-  write("request", fields, "gaps_us", gaps_us_);
 }
 
 void StepLog::write(const char* kind, std::span<const LogField> fields, const char* list_name,

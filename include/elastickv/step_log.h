@@ -1,10 +1,8 @@
 #pragma once
-// step_log.h -- the log of a replay: a line per step and per ended request, from which every figure of the
-// result can be computed again, and a hash of all of it.
+// step_log.h -- a line of a file for each step of an engine, and a hash of all lines. Whoever drives the engine
+// may add lines of other kinds, as replay does for each request that ended.
 //
-// Lines are JSON objects of integers. {"kind": "step", ...} has the members of StepRecord; {"kind": "request",
-// ...} has the arrival, the sums of the request, and "gaps_us": arrival to first token, then from token to
-// token. `finish` is a FinishReason, `path` a KvPath.
+// Lines are JSON objects of integers. {"kind": "step", ...} has the members of StepRecord; `path` is a KvPath.
 
 #include <cstdio>
 #include <memory>
@@ -14,8 +12,6 @@
 #include "elastickv/engine.h"
 
 namespace ekv {
-
-struct ReplayRecord;
 
 // A named figure of a line.
 struct LogField {
@@ -32,7 +28,6 @@ class StepLog {
   StepLog& operator=(const StepLog&) = delete;
 
   void write(int64_t step, int replica, const StepRecord& record);
-  void write(int64_t request, const ReplayRecord& record);
   // The hash covers kind, values and list, not the names.
   void write(const char* kind, std::span<const LogField> fields, const char* list_name = nullptr,
              std::span<const int64_t> list = {});
@@ -49,7 +44,6 @@ class StepLog {
   std::string path_;
   std::FILE* file_ = nullptr;
   bool failed_ = false;
-  std::vector<int64_t> gaps_us_;
 };
 
 }  // namespace ekv

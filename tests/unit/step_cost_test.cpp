@@ -1,0 +1,77 @@
+// What a step costs, from what steps took.
+
+#include "sched/step_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace ekv {
+namespace {
+
+StepLoad draw(std::mt19937& rng) {
+  const int prefill = rng() % 3 ? 0 : int(rng() % 2000), decodes = int(rng() % 64);
+  return {.tokens = prefill + decodes + 1,
+          .prefill_keys = int64_t(prefill) * int(rng() % 8000),
+          .decode_keys = int64_t(decodes) * int(rng() % 4000)};
+}
+
+void expect_near(const StepCost& fitted, const StepCost& truth, double tolerance, std::mt19937& rng) {
+  for (int i = 0; i < 100; ++i) {
+    const StepLoad load = draw(rng);
+    EXPECT_NEAR(fitted.us(load) / truth.us(load), 1, tolerance) << load.tokens;
+  }
+}
+
+constexpr StepCost kTruth{
+    .fixed_us = 900, .per_token_us = 20, .per_prefill_key_us = 1e-3, .per_decode_key_us = 5e-3};
+
+TEST(StepCost, IsFoundFromTimes) {
+  std::mt19937 rng(1);
+  StepCostFit fit;
+  EXPECT_EQ(fit.cost().us({.tokens = 100}), 0) << "nothing is known";
+  for (int i = 0; i < 400; ++i) {
+    const StepLoad load = draw(rng);
+    fit.add(load, kTruth.us(load));
+  }
+  expect_near(fit.cost(), kTruth, 0.01, rng);
+}
+
+TEST(StepCost, NoiseAndStallsDoNotBendIt) {
+  std::mt19937 rng(2);
+  StepCostFit fit;
+  for (int i = 0; i < 1000; ++i) {
+    const StepLoad load = draw(rng);
+    const double noise = 0.95 + 0.1 * double(rng() % 1000) / 1000;
+    fit.add(load, kTruth.us(load) * (rng() % 50 ? noise : 100));
+  }
+  expect_near(fit.cost(), kTruth, 0.15, rng);
+}
+
+TEST(StepCost, FollowsAMachineThatChanges) {
+  std::mt19937 rng(3);
+  StepCostFit fit;
+  StepCost slower = kTruth;
+  slower.per_token_us *= 3;
+  for (int i = 0; i < 2000; ++i) {
+    const StepLoad load = draw(rng);
+    fit.add(load, (i < 1000 ? kTruth : slower).us(load));
+  }
+  expect_near(fit.cost(), slower, 0.02, rng);
+}
+
+// Steps that tell nothing about a term leave it at zero or where it was, and never below.
+TEST(StepCost, NoTermIsEverNegative) {
+  std::mt19937 rng(4);
+  StepCostFit fit;
+  for (int i = 0; i < 1000; ++i) {
+    const int decodes = 1 + int(rng() % 3);
+    fit.add({.tokens = decodes, .decode_keys = 1000 * decodes}, 1 + double(rng() % 1000));
+    const StepCost& c = fit.cost();
+    EXPECT_TRUE(c.fixed_us >= 0 && c.per_token_us >= 0 && c.per_decode_key_us >= 0);
+    EXPECT_EQ(c.per_prefill_key_us, 0);
+  }
+}
+
+}  // namespace
+}  // namespace ekv
