@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit 1
 build=${1:-build/gpu}; shift || true
 parts=${*:-build test gemm steps}
 tests="layer_ops_test_cuda sampling_test_cuda kv_cache_test_cuda skinny_gemm_test_cuda cuda_gemm_test_gpu cuda_in_flight_test_gpu
-  cuda_backend_test_gpu cuda_engine_test_gpu"
+  cuda_backend_test_gpu cuda_sampler_test_gpu cuda_engine_test_gpu"
 bad=0
 cache=$build/gemm-cache.txt
 wants() { [[ " $parts " == *" $1 "* ]]; }
