@@ -125,9 +125,8 @@ __device__ __forceinline__ uint64_t draw_truncated(const SampleArgs& a, const Wo
   uint64_t best = int(threadIdx.x) < chunks ? w.sure[size_t(r) * chunks + threadIdx.x] : 0;
   candidates.for_each([&](float z, int index) {
     if (ordered(z) < least) return;
-    const uint4 x = philox(p.seed, index / kGroup, p.output_index);
-    const uint32_t word = index % 4 == 0 ? x.x : index % 4 == 1 ? x.y : index % 4 == 2 ? x.z : x.w;
-    best = max(best, ranked(race(z, word), index));
+    const Words x = draw_words(p.seed, index / kGroup, p.output_index);
+    best = max(best, ranked(race(z, word_of(x, index)), index));
   });
   return block_best(best, s.scratch);
 }

@@ -1,7 +1,7 @@
 #pragma once
 // sampling.cuh -- what the sampling kernels share: a row's logits after bias and penalties, its random numbers,
-// and the workspace. Every kernel computes z by the same function, so all agree on it bit for bit; products and
-// sums that enter z are rounded one by one (__f*_rn), because a fused one would differ from kernel to kernel.
+// and the workspace. Every kernel computes z by the same functions, those of sampling_rule.h, so all agree on
+// it bit for bit.
 
 #include "kernels/sampling.h"
 #include "kernels/vec8.cuh"
@@ -9,7 +9,7 @@
 namespace ekv::sampling {
 
 constexpr int kThreads = 256;
-constexpr int kGroup = 4;                            // tokens of one load and of one Philox block
+constexpr int kGroup = kDrawTokens;                  // tokens of one load
 constexpr int kGroups = 4;                           // groups per thread
 constexpr int kChunk = kThreads * kGroup * kGroups;  // tokens per block
 constexpr int kWarps = kThreads / kWarpSize;
@@ -17,10 +17,6 @@ constexpr int kMaxChunks = kThreads;  // so that one thread per chunk can finish
 constexpr int kBins = 1024;
 constexpr float kBinsPerNat = 39;
 constexpr int kMaxCandidates = 4096;
-// A token so far below the largest z cannot win the race, whose second term lies between -log(16.64) = -2.82
-// and 22.88, and its mass is 0: it is left out at once, and kReach * kBinsPerNat bins are enough.
-constexpr float kReach = 26;
-constexpr float kMassOne = 2147483648.0f;  // mass of the likeliest token: probabilities as integers add exactly
 
 // ---- ordered numbers: unsigned integers that compare like the floats, and (float, index) pairs in one word
 
@@ -55,24 +51,6 @@ __device__ __forceinline__ uint64_t block_best(uint64_t x, uint64_t* scratch) {
 
 // ---- random numbers
 
-__device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t c0, uint32_t c1) {
-  uint4 c = make_uint4(c0, c1, 0, 0);
-  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint32_t h0 = __umulhi(0xD2511F53u, c.x), l0 = 0xD2511F53u * c.x;
-    const uint32_t h1 = __umulhi(0xCD9E8D57u, c.z), l1 = 0xCD9E8D57u * c.z;
-    c = make_uint4(h1 ^ c.y ^ k0, l1, h0 ^ c.w ^ k1, l0);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return c;
-}
-
-// z - log(E) for the random word of one token (sampling.h).
-__device__ __forceinline__ float race(float z, uint32_t word) {
-  const float v = fminf((float(word) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
-  return z - logf(-log1pf(-v));
-}
 // A token with this word races worse than `best`: -log(1 - v) >= v, and v is cut down to 23 bits here.
 __device__ __forceinline__ bool cannot_win(float z, uint32_t word, float best) {
   const float v = __uint_as_float(word >> 9 | 0x3f800000u) - 1.0f;
@@ -128,7 +106,7 @@ class Row {
     return group;
   }
 
-  // Bias, penalties and temperature. -0 becomes +0, so that equal values are equal bits.
+  // Bias, penalties and temperature.
   __device__ __forceinline__ void adjust(const Group4& group, float (&z)[kGroup]) const {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) z[j] = group.raw[j];
@@ -145,7 +123,7 @@ class Row {
       z[2] = penalised(z[2], count.z), z[3] = penalised(z[3], count.w);
     }
 #pragma unroll
-    for (int j = 0; j < kGroup; ++j) z[j] = __fadd_rn(__fmul_rn(z[j], inverse_), 0.0f);
+    for (int j = 0; j < kGroup; ++j) z[j] = scaled(z[j], inverse_);
   }
   __device__ float raw(int index) const { return to_float(logits_[index]); }
 
@@ -168,15 +146,11 @@ class Row {
   __device__ float biased(float x, int index) const {
 #pragma unroll 1
     for (int i = p_.bias_begin; i < p_.bias_end; ++i)
-      if (a_.bias_tokens[i] == index) x = __fadd_rn(x, a_.bias_values[i]);
+      if (a_.bias_tokens[i] == index) x = sum(x, a_.bias_values[i]);
     return x;
   }
   __device__ float penalised(float x, uint32_t count) const {
-    if (count == 0) return x;
-    const uint32_t times = count & 0x7fffu;
-    x = x > 0 ? __fdiv_rn(x, p_.repetition) : __fmul_rn(x, p_.repetition);
-    const float frequency = __fmul_rn(p_.frequency, float(times));
-    return __fsub_rn(x, __fadd_rn(frequency, times ? p_.presence : 0.0f));
+    return sampling::penalised(x, count, p_.repetition, p_.frequency, p_.presence);
   }
 
   const SampleArgs& a_;

@@ -1,37 +1,18 @@
 #pragma once
 // sampling.h -- logits to tokens, without sorting the vocabulary.
 //
-// For row r with logits l and settings s = params[r], in this order (the semantics are vLLM's):
+// For every row the rule of sampling_rule.h, with the settings params[r]; the same row gives the same token bit
+// for bit, whatever the other rows and the launch are.
 //
-//   logprob   raw[i] = l[i] - log(sum_j exp(l[j])): of the logits as they come, before anything below
-//   bias      x[i] = l[i] + every bias of token i in the row's list; -INFINITY bans a token
-//   penalties of the row's counts, if it has any: n = times generated, seen = in the prompt or generated
-//             seen: x[i] = x[i] > 0 ? x[i] / repetition : x[i] * repetition
-//             x[i] -= frequency * n + (n > 0 ? presence : 0)
-//   greedy    temperature < 1e-5: the token is the first largest x
-//   sampled   z = x / temperature, then three cuts, each on what the one before left:
-//             min-p   keep z[i] >= max z + log(min_p)
-//             top-k   keep z[i] >= the k-th largest
-//             top-p   keep i if the probability of all tokens with a larger z is less than top_p
-//             the token is the first largest z[i] - log(E[i]) of the kept: a draw with probability softmax(z)
-//   E[i]      = -log(1 - v), v = min(fp32(fp32(w) + 0.5) / 2^32, 1 - 2^-24), w = word i % 4 of Philox4x32-10
-//             with key (seed, seed >> 32), counter (i / 4, output_index, 0, 0)
-//
-// Equal z stand or fall together, so a cut may keep more tokens than k; nothing depends on the order of tokens,
-// on the other rows or on the launch, and the same row gives the same token bit for bit.
-//
-// Error:  z to 4 steps of fp32. Probabilities in the top-p cut to 2^-22 of themselves and 2^-31 of the largest.
-//         A logprob to 4e-6 + 2^-21 |l|. Two races that differ by less than 4e-6 + 2^-21 |z| may change places.
-// Range:  a NaN or +INFINITY among l, or no token left (all banned): status says so, the token is -1 and no
-//         logprob is written. -INFINITY in l means probability 0. Settings and biases are not NaN.
-// Source: Gumbel-max: Gumbel 1954; Philox: Salmon et al., SC 2011.
+// Error:  a logprob to 4e-6 + 2^-21 |l|; of the token see the rule.
+// Range:  of a row that the rule gives no token, `status` says why, the token is -1 and no logprob is written.
 // Order:  asynchronous on `stream`, allocates nothing. Alias: logits are not changed.
 
+#include "elastickv/sampling_rule.h"
 #include "kernels/element.h"
 
 namespace ekv {
 
-constexpr float kGreedyTemperature = 1e-5f;  // below it a row is greedy
 constexpr int kMaxTopLogprobs = 20;
 
 // What the engine's SamplingParams come to for one row of one step.
@@ -49,7 +30,7 @@ struct RowSampling {
   int32_t num_top = -1;     // -1: no logprobs; 0: of the token; n <= kMaxTopLogprobs: and of the n likeliest
   int32_t bias_begin = 0, bias_end = 0;  // the row's part of bias_tokens and bias_values
 
-  constexpr bool greedy() const { return temperature < kGreedyTemperature; }
+  constexpr bool greedy() const { return temperature < sampling::kGreedyTemperature; }
   constexpr bool truncates() const { return !greedy() && (top_k > 0 || top_p < 1 || min_p > 0); }
 };
 

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
       wanted |= uint32_t(is_candidate(cut, b)) << (g * kGroup + j);
     }
     if (!races) continue;
-    const uint4 x = philox(p.seed, group.index / kGroup, p.output_index);
+    const Words x = draw_words(p.seed, group.index / kGroup, p.output_index);
     const uint32_t words[kGroup] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int j = 0; j < kGroup; ++j)

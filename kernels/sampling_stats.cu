@@ -51,9 +51,8 @@ __device__ uint64_t largest(const Group4 (&groups)[kGroups], const float (&z)[kG
 // good one, and the best of a block's 256 leaves only a handful of tokens whose race must be worked out.
 __device__ float race_of(const RowSampling& p, uint64_t rank) {
   const int index = rank_index(rank);
-  const uint4 r = philox(p.seed, index / kGroup, p.output_index);
-  const uint32_t word = index % 4 == 0 ? r.x : index % 4 == 1 ? r.y : index % 4 == 2 ? r.z : r.w;
-  return race(rank_value(rank), word);
+  const Words r = draw_words(p.seed, index / kGroup, p.output_index);
+  return race(rank_value(rank), word_of(r, index));
 }
 
 // The best token of a thread by race, if it is no worse than `bound`.
@@ -62,7 +61,7 @@ __device__ uint64_t fastest(const Group4 (&groups)[kGroups], const float (&z)[kG
   uint64_t best = 0;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    const uint4 r = philox(p.seed, groups[g].index / kGroup, p.output_index);
+    const Words r = draw_words(p.seed, groups[g].index / kGroup, p.output_index);
     const float likeliest = fmaxf(fmaxf(z[g][0], z[g][1]), fmaxf(z[g][2], z[g][3]));
     if (cannot_win(likeliest, min(min(r.x, r.y), min(r.z, r.w)), bound)) continue;
     const uint32_t words[kGroup] = {r.x, r.y, r.z, r.w};
@@ -201,8 +200,7 @@ __device__ void update_count(uint16_t* counts, int token, bool prompt) {
   uint32_t seen = *word, wanted;
   do {
     wanted = seen;
-    const uint32_t count = wanted >> shift & 0xffffu;
-    const uint32_t next = prompt ? count | 0x8000u : (count & 0x7fffu) < 0x7fffu ? count + 1 : count;
+    const uint32_t next = sampling::counted(wanted >> shift & 0xffffu, prompt);
     seen = atomicCAS(word, wanted, (wanted & ~(0xffffu << shift)) | next << shift);
   } while (seen != wanted);
 }

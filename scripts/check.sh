@@ -10,7 +10,7 @@ forbid() {  # forbid WHY PATTERN PATH... : print every match; a match fails the 
 }
 forbid "the core does not know CUDA"              '#include [<"](cuda|cublas|kernels/)'  include src/kv src/sched src/engine.cpp
 forbid "policy does not know the device"          '#include "elastickv/backend\.h"' src/sched/scheduler.cpp src/kv
-forbid "kernels know base.h and kv_layout.h only" '#include "(elastickv/(config|request|sequence|step|block_table|page_pool|prefix_cache|kv_manager|scheduler|backend|engine|model|tokenizer|metrics)\.h|sched/|util/|backend/|model/|text/)' kernels
+forbid "kernels know base.h, kv_layout.h and sampling_rule.h only" '#include "(elastickv/(config|request|sequence|step|block_table|page_pool|prefix_cache|kv_manager|scheduler|backend|engine|model|tokenizer|metrics)\.h|sched/|util/|backend/|model/|text/)' kernels
 forbid "the core does not know the server"        '#include "(server|bench)/'       include src kernels
 forbid "JSON ends in the server"                  '#include "util/json\.h"'         src/kv src/sched src/backend/cpu src/engine.cpp include/elastickv/engine.h
 forbid "settings come from flags, not from air"   '\bgetenv\b'                      include src kernels

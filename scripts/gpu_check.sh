@@ -37,6 +37,7 @@ cases_for() {  # TOOL TEST
     *_cuda) if [[ $1 == racecheck ]]; then echo "$small:*InOneShare*"; else echo "$small"; fi ;;  # racecheck: see below
     cuda_engine_test_gpu) ;;  # the same kernels, for minutes
     lost_device_test_gpu) ;;  # its kernel is at fault on purpose
+    cuda_sampler_test_gpu) [[ $1 != memcheck ]] || echo '*KnownDraws:*AtItsLimit*' ;;  # the others: thousands of rows
     cuda_golden_test_gpu) [[ $1 != memcheck ]] || echo 'Architectures/*/0' ;;
     cuda_backend_test_gpu) [[ $1 != memcheck ]] || echo '*/0:CudaBackend.*' ;;
     *) [[ $1 != memcheck ]] || echo "$small" ;;

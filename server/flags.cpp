@@ -52,7 +52,8 @@ void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--chat-template", flags.chat_template, "Jinja file instead of the model's own template")
       ->check(CLI::ExistingFile);
-  app.add_option("--max-logprobs", flags.max_logprobs, "most alternatives that a request may ask for")
+  app.add_option("--max-logprobs", flags.max_logprobs,
+                 "most alternatives that a request may ask for; on a GPU 20")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   app.add_option("--device", flags.device, "auto, cpu or cuda; auto: cuda where there is a GPU")
@@ -205,6 +206,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     return {.serve = {}, .text = out.str(), .exit_code = code};
   }
   return {.serve = {}, .text = "the command must come first: elastickv serve MODEL [flags]\n", .exit_code = 2};
+}
+
+Status check_device_flags(const ServeFlags& flags, Device device) {
+  if (device == Device::cpu || flags.max_logprobs <= kMaxCudaLogprobs) return std::nullopt;
+  return Error{Error::invalid_argument,
+               fmt::format("--max-logprobs {} is beyond the {} that --device cuda can report; lower it or use "
+                           "--device cpu",
+                           flags.max_logprobs, kMaxCudaLogprobs),
+               "max-logprobs"};
 }
 
 }  // namespace ekv

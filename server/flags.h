@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "elastickv/backend.h"
+#include "backend/device.h"
 #include "elastickv/config.h"
 #include "server/http.h"
 
@@ -53,5 +53,8 @@ CommandLine parse_command_line(int argc, const char* const* argv);
 Result<int64_t> parse_size(const std::string& text);
 
 const char* version_text();
+
+// What vLLM's flags allow and the device does not.
+Status check_device_flags(const ServeFlags& flags, Device device);
 
 }  // namespace ekv

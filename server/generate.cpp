@@ -43,7 +43,7 @@ Status check_copies(const ApiRequest& request, const std::vector<Generate::Promp
   return Error{
       Error::invalid_argument,
       fmt::format("'n' times all prompts, with echo, prompt logprobs, logit_bias and stop_token_ids, has "
-                  "the size of {} tokens; the most is {}",
+                  "the size of {} tokens; the most is {}. Ask for fewer choices or prompts at once",
                   sum * request.n, kMaxChoiceTokens),
       "n"};
 }

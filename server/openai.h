@@ -16,7 +16,7 @@
 //   * logprobs of minus infinity are written -9999.0.
 //   * refused where vLLM clamps or ignores: logit_bias beyond 100, best_of > 1, stream_interval other than 1,
 //     suffix, -1 for prompt_logprobs and top_logprobs.
-//   * bounded besides: the constants below, `n` over all prompts together.
+//   * bounded besides: the constants below and those of request.h, `n` over all prompts together.
 //   * a temperature between 0 and 0.01 is used as it is; a content type other than JSON is 415.
 //   * a client that closes its sending side counts as gone; SIGTERM drains for 30 s, a second signal cancels.
 
@@ -45,7 +45,6 @@ struct ApiLimits {
 
 constexpr int kMaxStopStrings = 4;
 constexpr size_t kMaxStopBytes = 4096;  // of one stop string
-constexpr size_t kMaxStopTokenIds = 1024;
 constexpr size_t kMaxSaltBytes = 256;
 constexpr int64_t kMaxChoiceTokens = 4 << 20;  // of all choices: each has a copy of its prompt and more
 constexpr int kMaxPrompts = 1024;

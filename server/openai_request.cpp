@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "elastickv/sampling_rule.h"
 #include "server/json_fields.h"
 #include "server/openai.h"
 
@@ -14,6 +15,7 @@ namespace ekv {
 namespace {
 
 constexpr double kHuge = 1e9;
+static_assert(kMaxLogitBias <= size_t(kMaxJsonMembers));
 
 // Known to vLLM or to OpenAI, and they would change the output: ignoring them would be a wrong answer.
 void refuse_unsupported(JsonFields& fields) {
@@ -48,6 +50,9 @@ void parse_logit_bias(JsonFields& fields, const ApiLimits& limits, SamplingParam
   const Json& bias = fields.get("logit_bias");
   if (bias.is_null()) return;
   if (!bias.is_object()) return fields.fail("logit_bias", "must be a map from token ids to numbers");
+  if (bias.size() > kMaxLogitBias)
+    return fields.fail("logit_bias",
+                       fmt::format("has {} members, at most {} are allowed", bias.size(), kMaxLogitBias));
   for (const auto& [key, value] : bias.items()) {
     TokenId id = -1;
     const auto [end, fault] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -70,13 +75,15 @@ void parse_stop(JsonFields& fields, const ApiLimits& limits, ReplyOptions& reply
     if (!text.is_string() || text.get_ref<const std::string&>().empty())
       return fields.fail("stop", "must hold strings that are not empty");
     if (text.get_ref<const std::string&>().size() > kMaxStopBytes)
-      return fields.fail("stop", fmt::format("must hold strings of at most {} bytes", kMaxStopBytes));
+      return fields.fail("stop", fmt::format("has a string of {} bytes, at most {} are allowed",
+                                             text.get_ref<const std::string&>().size(), kMaxStopBytes));
     reply.stop.push_back(text.get<std::string>());
   }
   reply.include_stop = fields.flag("include_stop_str_in_output", false);
   reply.stop_token_ids = fields.token_ids("stop_token_ids", limits.vocab_size);
   if (reply.stop_token_ids.size() > kMaxStopTokenIds)
-    return fields.fail("stop_token_ids", fmt::format("must hold at most {} ids", kMaxStopTokenIds));
+    return fields.fail("stop_token_ids", fmt::format("has {} ids, at most {} are allowed",
+                                                     reply.stop_token_ids.size(), kMaxStopTokenIds));
   s.stop_token_ids = reply.stop_token_ids;
   if (!fields.flag("ignore_eos", false))
     s.stop_token_ids.insert(s.stop_token_ids.end(), limits.eos_ids.begin(), limits.eos_ids.end());
@@ -130,7 +137,7 @@ void parse_logprobs(JsonFields& fields, const ApiLimits& limits, ReplyOptions& r
 
 void parse_choices(JsonFields& fields, ApiRequest& request) {
   request.n = int(fields.integer("n", 1, 1, kMaxChoices));
-  if (request.n > 1 && request.sampling.temperature < 1e-5f)
+  if (request.n > 1 && request.sampling.temperature < sampling::kGreedyTemperature)
     fields.fail("n", "must be 1 with temperature 0: all choices would be the same");
   if (const auto seed = fields.optional_integer("seed", INT64_MIN, INT64_MAX); seed && *seed != -1)
     request.seed = uint64_t(*seed);
@@ -145,7 +152,8 @@ void parse_rest(JsonFields& fields, const ApiLimits& limits, ApiRequest& request
   request.priority = fields.integer("priority", 0, INT64_MIN, INT64_MAX);
   request.cache_salt = fields.text("cache_salt");
   if (fields.has("cache_salt") && (request.cache_salt.empty() || request.cache_salt.size() > kMaxSaltBytes))
-    fields.fail("cache_salt", fmt::format("must have 1 to {} bytes", kMaxSaltBytes));
+    fields.fail("cache_salt",
+                fmt::format("has {} bytes, 1 to {} are allowed", request.cache_salt.size(), kMaxSaltBytes));
   if (const auto keep = fields.optional_integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
     request.truncate_prompt_tokens = int(*keep);
     if (*keep == 0) fields.fail("truncate_prompt_tokens", "must be -1 or at least 1");

@@ -100,14 +100,6 @@ Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int ma
                      .root = flags.model};
 }
 
-// What vLLM's flags allow and the device does not.
-Status check_device_flags(const ServeFlags& flags, Device device) {
-  if (device == Device::cpu || flags.max_logprobs <= kMaxCudaLogprobs) return std::nullopt;
-  return Error{Error::invalid_argument,
-               fmt::format("--max-logprobs is at most {} with --device cuda", kMaxCudaLogprobs),
-               "max-logprobs"};
-}
-
 Result<Loaded> load(const ServeFlags& flags) {
   Result<ModelConfig> config = read_config(flags);
   if (!config) return config.error();

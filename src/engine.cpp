@@ -7,6 +7,18 @@
 namespace ekv {
 namespace {
 
+Status check_lists(const SamplingParams& sampling) {
+  const auto too_long = [](const char* name, size_t size, size_t most) {
+    return Error{Error::invalid_argument,
+                 fmt::format("{} has {} entries, at most {} are allowed", name, size, most), name};
+  };
+  if (sampling.logit_bias.size() > kMaxLogitBias)
+    return too_long("logit_bias", sampling.logit_bias.size(), kMaxLogitBias);
+  if (sampling.stop_token_ids.size() > kMaxStopTokenIds + kMaxEosIds)
+    return too_long("stop_token_ids", sampling.stop_token_ids.size(), kMaxStopTokenIds + kMaxEosIds);
+  return std::nullopt;
+}
+
 // One that the device works on and one that waits for it: a third would only make tokens and commands wait.
 constexpr int kMostInFlight = 2;
 
@@ -84,6 +96,7 @@ Status Engine::refuse(const Request& request) const {
     return Error{Error::invalid_argument,
                  fmt::format("max_base_fraction must be in [0, 1], got {}", request.max_base_fraction),
                  "max_base_fraction"};
+  if (Status wrong = check_lists(request.sampling)) return *std::move(wrong);
   const int most = prompt + std::min(request.sampling.max_tokens, config_.max_model_len - prompt);
   // The last output token is never written to the cache.
   if (ceil_div(most - 1, kBlockTokens) > kv_.num_pages())

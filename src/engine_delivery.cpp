@@ -34,7 +34,9 @@ void Engine::deliver(Flight& flight, const StepOutput& output) {
   for (int32_t chunk : output.invalid_chunks)
     if (Sequence* sequence = sequences_.find(flight.plan.chunks[size_t(chunk)].seq))
       finish(*sequence, FinishReason::error,
-             {.error = "the model's keys, values or logits were not finite for this request"});
+             {.error =
+                  "the model's keys, values or logits were not finite for this request, or its stop tokens and "
+                  "min_tokens left no token to choose"});
   for (const ChunkPlan& chunk : flight.plan.chunks) {
     // Who waits was preempted by the step in flight, which admitted nobody, and has no KV any more.
     Sequence* sequence = sequences_.find(chunk.seq);

@@ -27,11 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define EKV_HOST_DEVICE __host__ __device__
-#else
-#define EKV_HOST_DEVICE
-#endif
+#include "elastickv/host_device.h"
 
 namespace ekv {
 

@@ -12,17 +12,22 @@ namespace ekv {
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
 
-// Order of application: logit_bias and the min_tokens mask, penalties, temperature, then min_p, top_k, top_p.
+// Most entries of the lists of one request: a device has room for those of all sequences of a step.
+constexpr size_t kMaxLogitBias = 1024;
+constexpr size_t kMaxStopTokenIds = 1024;  // the client's
+constexpr size_t kMaxEosIds = 64;          // the model's own, which end the output beside them
+
+// What they do, and in which order: sampling_rule.h.
 struct SamplingParams {
   float temperature = 1.0f;         // below 1e-5: greedy
-  int top_k = 0;                    // keep the k most likely; 0: all
+  int top_k = 0;                    // keep the k most likely, and others as likely as the last; 0: all
   float top_p = 1.0f;               // keep the smallest set with at least this probability
   float min_p = 0.0f;               // keep tokens with at least min_p times the largest probability
   float repetition_penalty = 1.0f;  // over prompt and output; divides positive logits, multiplies negative ones
   float presence_penalty = 0.0f;    // over the output; subtracted once per token that occurred
   float frequency_penalty = 0.0f;   // over the output; subtracted per occurrence
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
-  uint64_t seed = 0;    // with the output index it fixes every random draw, whatever else runs
+  uint64_t seed = 0;    // with the output index it fixes every random draw, on every device, whatever else runs
   int min_tokens = 0;   // stop tokens are impossible before so many output tokens
   int max_tokens = 16;  // output tokens at most
   std::vector<TokenId>

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "elastickv/model.h"
+#include "elastickv/request.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -269,9 +270,17 @@ Status add_eos_ids(const Json& value, std::string_view file, ModelConfig& model)
     for (const Json& id : value) good = good && add(id);
   else if (!value.is_null())
     good = add(value);
-  if (good) return {};
-  return Error{Error::invalid_argument, fmt::format("{}: 'eos_token_id' must be an id or a list of ids", file),
-               "eos_token_id"};
+  if (!good)
+    return Error{Error::invalid_argument,
+                 fmt::format("{}: 'eos_token_id' must be an id or a list of ids", file), "eos_token_id"};
+  if (model.eos_ids.size() >= kMaxEosIds)  // the tokenizer may bring one more
+    return Error{
+        Error::invalid_argument,
+        fmt::format(
+            "{}: 'eos_token_id' makes {} ids with those of the other file; the most is {}. Shorten the list",
+            file, model.eos_ids.size(), kMaxEosIds - 1),
+        "eos_token_id"};
+  return {};
 }
 
 template <class T>

@@ -52,7 +52,7 @@ Result<Json> parse_json(std::string_view text, int max_depth) {
   if (Status deep = check_depth(text, max_depth)) return *std::move(deep);
   JsonBuilder builder;
   if (Json::sax_parse(text, &builder)) return builder.take();
-  return Error{Error::invalid_argument, clean_words(builder.fault()), {}};
+  return Error{Error::invalid_argument, clean_words(builder.fault()), builder.field()};
 }
 
 Result<SortedJson> parse_sorted_json(std::string_view text, int max_depth) {

@@ -17,7 +17,7 @@ constexpr int kMaxJsonMembers = 1024;  // of one object; `Json` searches them li
 
 // The whole text must be one JSON value. Refused: invalid UTF-8, lone surrogate escapes, nesting deeper than
 // `max_depth`, objects of more than kMaxJsonMembers members, anything after the value. A leading UTF-8 byte
-// order mark is skipped.
+// order mark is skipped. An error names the member of the outermost object that has too many members.
 Result<Json> parse_json(std::string_view text, int max_depth = kMaxJsonDepth);
 
 // Text that any strict parser reads. Invalid UTF-8 inside strings becomes U+FFFD. indent < 0: one line.

@@ -7,7 +7,8 @@
 namespace ekv {
 namespace {
 
-constexpr size_t kManyMembers = 16;  // up to here comparing with each is faster than a tree
+constexpr size_t kManyMembers = 16;     // up to here comparing with each is faster than a tree
+constexpr size_t kMostFieldBytes = 64;  // of a name in a message
 
 }  // namespace
 
@@ -45,12 +46,21 @@ size_t JsonBuilder::place_of(Open& object, std::string& name) {
 
 bool JsonBuilder::key(string_t& name) {
   Open& object = open_.back();
-  if (++object.num_keys > kMaxJsonMembers) {
-    fault_ = fmt::format("a JSON object has more than {} members", kMaxJsonMembers);
-    return false;
-  }
+  if (++object.num_keys > kMaxJsonMembers) return too_many_members();
   object.place = place_of(object, name);
   return true;
+}
+
+bool JsonBuilder::too_many_members() {
+  const Open& whole = open_.front();
+  if (whole.is_object && open_.size() > 1) field_ = whole.members[whole.place].first;
+  if (field_.size() > kMostFieldBytes) field_.clear();
+  const char* holds = open_.size() == 2 ? "has" : "holds an object with";
+  fault_ = field_.empty() ? fmt::format("a JSON object has more than {0} members; at most {0} are allowed",
+                                        kMaxJsonMembers)
+                          : fmt::format("'{0}' {1} more than {2} members; at most {2} are allowed", field_,
+                                        holds, kMaxJsonMembers);
+  return false;
 }
 
 bool JsonBuilder::end_object() {

@@ -33,6 +33,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
 
   Json take() { return std::move(whole_); }
   const std::string& fault() const { return fault_; }  // why an event was refused; may be no UTF-8
+  const std::string& field() const { return field_; }  // the member of the whole in which; empty: none
 
  private:
   using Member = std::pair<std::string, Json>;
@@ -48,10 +49,11 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   static size_t place_of(Open& object, std::string& name);
   bool open(bool is_object);
   bool add(Json value);
+  bool too_many_members();
 
   std::vector<Open> open_;
   Json whole_;
-  std::string fault_;
+  std::string fault_, field_;
 };
 
 }  // namespace ekv

@@ -390,6 +390,32 @@ TEST(StopTokens, EndOfTextEndsUnlessItIsIgnored) {
   EXPECT_EQ(own.stop_reason, 65);
 }
 
+// Lists that no device has room for, and the largest that are allowed.
+TEST(Errors, AListThatIsTooLongIsNamed) {
+  const TestServer server;
+  Json bias = Json::object();
+  for (int i = 0; i < 10000; ++i) bias[std::to_string(i)] = 0.5;
+  const std::vector<std::string> stops(100, std::string(5000, 'x'));
+  const std::vector<std::pair<const char*, Json>> lists = {{"logit_bias", bias},
+                                                           {"stop", stops},
+                                                           {"stop", stops[0]},
+                                                           {"stop_token_ids", std::vector<int>(10000, 7)}};
+  for (const auto& [field, value] : lists) {
+    const RawResponse bad = server.complete({{"prompt", "x"}, {field, value}});
+    EXPECT_EQ(bad.status, 400) << field;
+    EXPECT_EQ(bad.error()["param"], field);
+    const std::string message = bad.error()["message"];
+    EXPECT_NE(message.find(fmt::format("'{}'", field)), std::string::npos) << message;
+    EXPECT_NE(message.find("allowed"), std::string::npos) << message;
+  }
+  Json full = Json::object();
+  for (int i = 0; i < 260; ++i) full[std::to_string(i)] = 0.5;
+  const std::vector<std::string> four(4, std::string(4096, 'x'));
+  const RawResponse good = server.complete(
+      {{"prompt", "x"}, {"logit_bias", full}, {"stop", four}, {"stop_token_ids", std::vector<int>(1024, 7)}});
+  EXPECT_EQ(good.status, 200) << good.body;
+}
+
 // PAR-1 over the wire, with a control request before and after.
 TEST(Errors, ABadTokenIdHurtsNobody) {
   const TestServer server;

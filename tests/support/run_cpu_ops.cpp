@@ -2,7 +2,6 @@
 // as its contract reads, at once and in order, on ordinary memory. What CI can run without a GPU.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -269,30 +268,15 @@ void launch_gather_rows(const GatherRowsArgs& a, cudaStream_t) {
 
 namespace {
 
-std::array<uint32_t, 4> philox(uint64_t seed, uint32_t c0, uint32_t c1) {
-  std::array<uint32_t, 4> c{c0, c1, 0, 0};
-  std::array<uint32_t, 2> key{uint32_t(seed), uint32_t(seed >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t(0xD2511F53) * c[0], b = uint64_t(0xCD9E8D57) * c[2];
-    c = {uint32_t(b >> 32) ^ c[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key[1], uint32_t(a)};
-    key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
-  }
-  return c;
-}
-
 // z of the contract for every token of a row.
 std::vector<float> adjusted(const SampleArgs& a, const RowSampling& p, std::vector<float> x) {
   for (int i = p.bias_begin; i < p.bias_end; ++i) x[a.bias_tokens[i]] += a.bias_values[i];
   if (p.count_slot >= 0 && a.counts)
-    for (int i = 0; i < a.vocab; ++i) {
-      const uint16_t count = a.counts[size_t(p.count_slot) * count_stride(a.vocab) + i];
-      if (!count) continue;
-      const int times = count & 0x7fff;
-      x[i] = x[i] > 0 ? x[i] / p.repetition : x[i] * p.repetition;
-      x[i] -= p.frequency * times + (times ? p.presence : 0.0f);
-    }
+    for (int i = 0; i < a.vocab; ++i)
+      x[i] = sampling::penalised(x[i], a.counts[size_t(p.count_slot) * count_stride(a.vocab) + i], p.repetition,
+                                 p.frequency, p.presence);
   if (!p.greedy())
-    for (float& v : x) v *= 1.0f / p.temperature;
+    for (float& v : x) v = sampling::scaled(v, 1.0f / p.temperature);
   return x;
 }
 
@@ -320,9 +304,9 @@ int draw(const std::vector<float>& z, const RowSampling& p) {
   float best_race = -INFINITY;
   for (int i = 0; i < int(z.size()); ++i) {
     if (z[i] < cut || z[i] == -INFINITY) continue;
-    const float word = float(philox(p.seed, i / 4, p.output_index)[i % 4]);
-    const float v = std::min((word + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
-    const float race = z[i] - std::log(-std::log1p(-v));
+    const sampling::Words words =
+        sampling::draw_words(p.seed, uint32_t(i) / sampling::kDrawTokens, p.output_index);
+    const float race = sampling::race(z[i], sampling::word_of(words, i));
     if (best < 0 || race > best_race) best = i, best_race = race;
   }
   return best;
@@ -377,10 +361,7 @@ void launch_count_tokens(const CountArgs& a, cudaStream_t) {
       const TokenId token = pending ? a.previous[pending_row(a.tokens[i])] : a.tokens[i];
       if (token < 0 || token >= a.vocab) continue;
       uint16_t& count = counts[token];
-      if (i < u.prompt_end)
-        count |= 0x8000;
-      else if ((count & 0x7fff) < 0x7fff)
-        ++count;
+      count = uint16_t(sampling::counted(count, i < u.prompt_end));
     }
   }
 }

@@ -105,6 +105,21 @@ TEST_P(InFlight, EndsAtTheContextLimit) {
   EXPECT_EQ(f.recorder.finish(id), FinishReason::length);
 }
 
+// What a device has no room for, if the server did not refuse it before.
+TEST_P(InFlight, RefusesListsThatAreTooLong) {
+  Fixture f(GetParam(), 4, 256);
+  const auto refused = [&](size_t biases, size_t stops) {
+    SamplingParams sampling{.max_tokens = 1};
+    sampling.logit_bias.resize(biases);
+    sampling.stop_token_ids.resize(stops);
+    const auto id = f.engine->submit({.prompt = {1}, .sampling = sampling});
+    return id ? std::string() : id.error().param;
+  };
+  EXPECT_EQ(refused(kMaxLogitBias, kMaxStopTokenIds + kMaxEosIds), "");
+  EXPECT_EQ(refused(kMaxLogitBias + 1, 0), "logit_bias");
+  EXPECT_EQ(refused(0, kMaxStopTokenIds + kMaxEosIds + 1), "stop_token_ids");
+}
+
 TEST_P(InFlight, RefusesWhatCanNeverFit) {
   Fixture f(GetParam(), 4, 256);
   EXPECT_EQ(f.engine->submit({.prompt = {}}).error().param, "prompt");

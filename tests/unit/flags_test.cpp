@@ -110,6 +110,20 @@ TEST(Flags, AsyncSchedulingIsOnOffOrTheDevices) {
   EXPECT_EQ(parse({"serve", "m", "--no-async-scheduling"}).serve->async_scheduling, false);
 }
 
+TEST(Flags, MaxLogprobsIsCheckedAtTheStart) {
+  const CommandLine many = parse({"serve", "m", "--max-logprobs", "1001"});
+  EXPECT_FALSE(many.serve);
+  EXPECT_NE(many.text.find("--max-logprobs"), std::string::npos) << many.text;
+  const auto served = [](const char* most) { return *parse({"serve", "m", "--max-logprobs", most}).serve; };
+  EXPECT_FALSE(check_device_flags(served("20"), Device::cuda));
+  EXPECT_FALSE(check_device_flags(served("1000"), Device::cpu));
+  const Status beyond = check_device_flags(served("21"), Device::cuda);
+  ASSERT_TRUE(beyond);
+  EXPECT_EQ(beyond->param, "max-logprobs");
+  for (const char* part : {"--max-logprobs 21", "20", "--device cuda"})
+    EXPECT_NE(beyond->message.find(part), std::string::npos) << beyond->message;
+}
+
 TEST(Flags, MistakesEndWithAMessage) {
   const std::vector<std::vector<const char*>> mistakes = {{},
                                                           {"serve"},

@@ -52,10 +52,30 @@ TEST(Json, RefusesTooManyMembersOfOneObjectOnly) {
     const auto refused = parse_json(text);
     ASSERT_FALSE(bool(refused));
     EXPECT_EQ(refused.error().code, Error::invalid_argument);
+    EXPECT_EQ(refused.error().message, "a JSON object has more than 1024 members; at most 1024 are allowed");
+    EXPECT_EQ(refused.error().param, "");
   }
   const std::string many = "[" + object_of(1000) + "," + object_of(1000) + R"(,{"x":)" + object_of(1000) + "}]";
   EXPECT_TRUE(bool(parse_json(many)));
   EXPECT_TRUE(bool(parse_sorted_json(object_of(100000))));
+}
+
+TEST(Json, TheFieldWithTooManyMembersIsNamed) {
+  const std::string full = object_of(kMaxJsonMembers + 1);
+  const auto error = [&](std::string before, const char* after) {  // of what has the full object in the middle
+    const auto refused = parse_json(before.append(full).append(after));
+    EXPECT_FALSE(bool(refused)) << before;
+    return refused ? Error() : refused.error();
+  };
+  const Error direct = error(R"({"a":{"b":1},"logit_bias":)", "}");
+  EXPECT_EQ(direct.message, "'logit_bias' has more than 1024 members; at most 1024 are allowed");
+  EXPECT_EQ(direct.param, "logit_bias");
+  const Error inside = error(R"({"x":1,"messages":[{"role":"user"},{"content":[{"p":)", "}]}]}");
+  EXPECT_EQ(inside.message, "'messages' holds an object with more than 1024 members; at most 1024 are allowed");
+  EXPECT_EQ(inside.param, "messages");
+  EXPECT_EQ(error(R"({"a":1,"b":2,"a":)", "}").param, "a");  // a later equal key is in the place of the first
+  EXPECT_EQ(error(R"({"" :)", "}").param, "");
+  EXPECT_EQ(error(std::string("{\"").append(65, 'k').append("\":"), "}").param, "");
 }
 
 TEST(Json, RefusesDepthBeforeParsing) {

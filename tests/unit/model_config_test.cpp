@@ -3,8 +3,10 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "elastickv/model.h"
+#include "elastickv/request.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
@@ -194,6 +196,13 @@ TEST(ModelConfig, EosIsTheUnionOfBothFiles) {
   EXPECT_TRUE(good(config_of("LlamaForCausalLM", R"({"eos_token_id":null})")).eos_ids.empty());
   EXPECT_EQ(good(config_of("LlamaForCausalLM", R"({"eos_token_id":[3,4]})")).eos_ids,
             (std::vector<TokenId>{3, 4}));
+  std::vector<int> many(kMaxEosIds - 2);  // config.json has one more, the tokenizer may have another
+  std::iota(many.begin(), many.end(), 10);
+  EXPECT_EQ(good(config, dump_json(Json{{"eos_token_id", many}})).eos_ids.size(), kMaxEosIds - 1);
+  many.push_back(200);
+  const Result<ModelConfig> refused = parse_model_config(config, dump_json(Json{{"eos_token_id", many}}));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().param, "eos_token_id");
   EXPECT_FALSE(parse_model_config(config, R"({"eos_token_id":"</s>"})"));
   EXPECT_FALSE(parse_model_config(config, R"({"eos_token_id":[1.5]})"));
   expect_error(config_of("LlamaForCausalLM", R"({"eos_token_id":[[2]]})"), Error::invalid_argument,

@@ -2,8 +2,10 @@
 
 #include "server/openai.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -245,6 +247,49 @@ TEST(Request, NullIsTheSameAsAbsent) {
   EXPECT_EQ(nulls->max_tokens, absent->max_tokens);
   EXPECT_EQ(nulls->sampling.temperature, absent->sampling.temperature);
   EXPECT_TRUE(nulls->chat.tools.is_null());
+}
+
+// Every list and text that a request may have: as many as are allowed pass, one more is refused with its name,
+// what it had and how much it may have.
+TEST(Request, ListsThatAreTooLongAreNamedWithTheirLimit) {
+  ApiLimits wide = limits();
+  wide.vocab_size = 5000;
+  const auto ids = [](size_t count) { return Json(std::vector<int>(count, 7)); };
+  const auto bias = [](size_t count) {
+    Json map = Json::object();
+    for (size_t i = 0; i < count; ++i) map[std::to_string(i)] = 1;
+    return map;
+  };
+  const auto strings = [](size_t count) { return Json(std::vector<std::string>(count, "end")); };
+  const auto text = [](size_t bytes) { return Json(std::string(bytes, 'x')); };
+  struct Case {
+    const char* field;
+    std::function<Json(size_t)> of_size;
+    size_t most;
+  };
+  for (const auto& [field, of_size, most] : {Case{"logit_bias", bias, kMaxLogitBias},
+                                             {"stop_token_ids", ids, kMaxStopTokenIds},
+                                             {"stop", strings, kMaxStopStrings},
+                                             {"stop", text, kMaxStopBytes},
+                                             {"cache_salt", text, kMaxSaltBytes},
+                                             {"prompt", strings, kMaxPrompts}}) {
+    const Result<ApiRequest> good = parse_completion(with(kCompletion, field, of_size(most)), wide);
+    EXPECT_TRUE(good) << field << ": " << good.error().message;
+    for (const size_t size : {most + 1, 10 * most}) {
+      const Result<ApiRequest> refused = parse_completion(with(kCompletion, field, of_size(size)), wide);
+      ASSERT_FALSE(refused) << field << " " << size;
+      EXPECT_EQ(refused.error().param, field);
+      EXPECT_EQ(http_status(refused.error()), 400);
+      for (const std::string& part : {fmt::format("'{}'", field), std::to_string(size), std::to_string(most)})
+        EXPECT_NE(refused.error().message.find(part), std::string::npos) << refused.error().message;
+    }
+  }
+  // As text a body meets the reader of JSON first; it says the same.
+  const Json body = with(kCompletion, "logit_bias", bias(10000));
+  const Result<Json> read = parse_json(dump_json(body));
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().param, "logit_bias");
+  EXPECT_TRUE(parse_json(dump_json(with(kCompletion, "logit_bias", bias(kMaxLogitBias)))));
 }
 
 TEST(Request, UnknownFieldsAreIgnoredAndUnknownModelsAreNot) {

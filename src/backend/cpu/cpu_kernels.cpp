@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "elastickv/kv_layout.h"
+#include "elastickv/sampling_rule.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -49,6 +50,7 @@ namespace generic {
 constexpr const char* kName = "generic";
 constexpr int kWidth = 4, kRows = 4, kWideRows = 1;
 using V = float __attribute__((vector_size(16)));
+using U = uint32_t __attribute__((vector_size(16)));
 inline V zero() { return V{}; }
 inline V load(const float* p) {
   V v;
@@ -58,6 +60,10 @@ inline V load(const float* p) {
 inline void store(float* p, V v) { std::memcpy(p, &v, sizeof(v)); }
 inline V spread(float x) { return V{x, x, x, x}; }
 inline V multiply_add(V a, V b, V c) { return a * b + c; }
+inline U high_product(uint32_t a, U b) {
+  return U{uint32_t(uint64_t(a) * b[0] >> 32), uint32_t(uint64_t(a) * b[1] >> 32),
+           uint32_t(uint64_t(a) * b[2] >> 32), uint32_t(uint64_t(a) * b[3] >> 32)};
+}
 inline V load_half(const uint16_t* p) {
   return V{widen_half(p[0]), widen_half(p[1]), widen_half(p[2]), widen_half(p[3])};
 }
@@ -85,11 +91,17 @@ namespace avx2 {
 constexpr const char* kName = "avx2";
 constexpr int kWidth = 8, kRows = 5, kWideRows = 2;
 using V = __m256;
+using U = uint32_t __attribute__((vector_size(32)));
 inline V zero() { return _mm256_setzero_ps(); }
 inline V load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 inline V spread(float x) { return _mm256_set1_ps(x); }
 inline V multiply_add(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+inline U high_product(uint32_t a, U b) {
+  const __m256i x = _mm256_set1_epi32(int(a)), y = __m256i(b);
+  const __m256i even = _mm256_mul_epu32(x, y), odd = _mm256_mul_epu32(x, _mm256_srli_epi64(y, 32));
+  return U(_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa));
+}
 inline __m128i load_8x16(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline V load_half(const uint16_t* p) { return _mm256_cvtph_ps(load_8x16(p)); }
 inline V load_bf16(const uint16_t* p) {
@@ -120,6 +132,7 @@ namespace avx512 {
 constexpr const char* kName = "avx512";
 constexpr int kWidth = 16, kRows = 12, kWideRows = 5;
 using V = __m512;
+using U = uint32_t __attribute__((vector_size(64)));
 inline V zero() { return _mm512_setzero_ps(); }
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
@@ -128,6 +141,12 @@ inline V multiply_add(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline __m256i load_16x16(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 // The forms with a mask: those without one make GCC 12 warn of an uninitialised value inside its own header.
 constexpr __mmask16 kAll = 0xffff;
+inline U high_product(uint32_t a, U b) {
+  const __m512i x = _mm512_maskz_set1_epi32(kAll, int(a)), y = __m512i(b);
+  const __m512i even = _mm512_maskz_mul_epu32(0xff, x, y);
+  const __m512i odd = _mm512_maskz_mul_epu32(0xff, x, _mm512_maskz_srli_epi64(0xff, y, 32));
+  return U(_mm512_mask_blend_epi32(0xaaaa, _mm512_maskz_srli_epi64(0xff, even, 32), odd));
+}
 inline V load_half(const uint16_t* p) { return _mm512_maskz_cvtph_ps(kAll, load_16x16(p)); }
 inline V load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(

@@ -41,6 +41,20 @@ struct BaseReading {
   uint8_t fill = 0;
 };
 
+// Tokens that may win a draw (sampling_rule.h).
+struct RaceArgs {
+  const float* z = nullptr;  // [count] of the tokens from `first` on
+  int first = 0, count = 0;  // `first` is a multiple of kDrawTokens
+  uint64_t seed = 0;
+  uint32_t output_index = 0;
+  float best = 0;   // a race that somebody has reached
+  float least = 0;  // cuts have removed the tokens with a smaller z
+};
+struct Racer {
+  int32_t token = 0;
+  uint32_t word = 0;
+};
+
 struct CpuKernels {
   const char* name;
   int tile_rows;  // rows that a tile computes at full speed
@@ -74,6 +88,9 @@ struct CpuKernels {
   int (*grid_fixed8)(const float* x, int exponent, uint16_t* y, int n);
   double (*sum_exp)(const float* x, float max, int n);  // sum of exp(x - max)
   void (*exp_all)(const float* x, float max, float* y, int n);
+  // Writes every token with z >= least that races `best` or more, and few others, in order; returns how many.
+  // `out` has room for all.
+  int (*find_racers)(const RaceArgs& args, Racer* out);
 };
 
 enum class CpuIsa : uint8_t { generic, avx2, avx512 };

@@ -6,6 +6,7 @@
 namespace ekv {
 namespace {
 
+static_assert(kMaxTopLogprobs == kMaxCudaLogprobs);
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 // A row that only reports the logprobs of a given token is a greedy row with this bias on the token: larger
 // than any finite logit of a model that is not broken, and reported logprobs are of the logits before biases.
@@ -21,7 +22,6 @@ CudaSampler::CudaSampler(const CudaSizes& sizes, int vocab, const int32_t* previ
     : vocab_(vocab),
       stride_(sizes.logit_stride),
       previous_(previous),
-      max_biases_(size_t(sizes.max_biases)),
       workspace_(sampling_workspace_bytes(sizes.logit_rows, vocab)),
       counts_(sizes, vocab, previous) {}
 
@@ -30,17 +30,15 @@ void CudaSampler::pack(std::span<const SampleRow> rows, StepMemory& step, StepMe
   params_ = step.take<RowSampling>(rows.size());
   size_t biases = 0;
   for (const SampleRow& row : rows)
-    biases += 1 + row.params->logit_bias.size() + row.params->stop_token_ids.size();
-  bias_tokens_ = step.take<int32_t>(std::min(biases, max_biases_));
+    biases += row.target >= 0 ? 1 : row.params->logit_bias.size() + row.params->stop_token_ids.size();
+  bias_tokens_ = step.take<int32_t>(biases);
   bias_values_ = step.take<float>(bias_tokens_.size);
   num_biases_ = 0, any_truncates_ = false, any_top_ = false;
   answers.rows.clear();
   counts_.begin_step();
   for (size_t i = 0; i < rows.size(); ++i) {
     RowSampling& row = params_.host[i] = settings(rows[i], stream);
-    const bool overflowed = row.bias_end < row.bias_begin;
-    if (overflowed) row.bias_end = row.bias_begin;
-    answers.rows.push_back({rows[i].target, row.num_top, overflowed});
+    answers.rows.push_back({rows[i].target, row.num_top});
     any_truncates_ |= row.truncates();
     any_top_ |= row.num_top > 0;
   }
@@ -58,7 +56,6 @@ void CudaSampler::pack_results(size_t rows, StepMemory& results, SampleResults& 
   answers.top_logprobs = results.take<float>(tops);
 }
 
-// bias_end below bias_begin: the biases found no room.
 RowSampling CudaSampler::settings(const SampleRow& row, const Stream& stream) {
   const SamplingParams& p = *row.params;
   EKV_CHECK(row.num_logprobs <= kMaxTopLogprobs, "requests for more alternatives are refused before");
@@ -66,33 +63,27 @@ RowSampling CudaSampler::settings(const SampleRow& row, const Stream& stream) {
   s.bias_begin = int32_t(num_biases_);
   if (row.target >= 0) {
     s.temperature = 0, s.num_top = std::max(0, row.num_logprobs);
-    s.bias_end = add_bias(row.target, kCertain) ? int32_t(num_biases_) : -1;
+    add_bias(row.target, kCertain);
+    s.bias_end = int32_t(num_biases_);
     return s;
   }
   s.temperature = p.temperature, s.top_p = p.top_p, s.min_p = p.min_p, s.top_k = p.top_k;
   s.num_top = row.num_logprobs;
-  add_biases(row, s);
+  for (const auto& [token, value] : p.logit_bias) add_bias(token, value);
+  if (row.output_index < p.min_tokens)
+    for (const TokenId token : p.stop_token_ids) add_bias(token, kImpossible);
+  s.bias_end = int32_t(num_biases_);
   if (!has_penalties(p)) return s;
   s.repetition = p.repetition_penalty, s.presence = p.presence_penalty, s.frequency = p.frequency_penalty;
   s.count_slot = counts_.slot_of(row, stream);
   return s;
 }
 
-void CudaSampler::add_biases(const SampleRow& row, RowSampling& settings) {
-  bool all = true;
-  for (const auto& [token, value] : row.params->logit_bias) all = all && add_bias(token, value);
-  if (row.output_index < row.params->min_tokens)
-    for (const TokenId token : row.params->stop_token_ids) all = all && add_bias(token, kImpossible);
-  settings.bias_end = all ? int32_t(num_biases_) : -1;
-}
-
-// Ids outside the vocabulary name no logit. False: no room.
-bool CudaSampler::add_bias(TokenId token, float value) {
-  if (token < 0 || token >= vocab_) return true;
-  if (num_biases_ == bias_tokens_.size) return false;
+// Ids outside the vocabulary name no logit.
+void CudaSampler::add_bias(TokenId token, float value) {
+  if (token < 0 || token >= vocab_) return;
   bias_tokens_.host[num_biases_] = token;
   bias_values_.host[num_biases_++] = value;
-  return true;
 }
 
 void CudaSampler::sample(const float* logits, int first, int count, const SampleResults& answers,
@@ -123,11 +114,10 @@ void CudaSampler::read(const SampleResults& answers, std::vector<SampledRow>& ou
   out.resize(answers.rows.size());
   for (size_t i = 0; i < answers.rows.size(); ++i) {
     const SampleResults::Row& asked = answers.rows[i];
-    const bool ok = answers.status.host[i] == SampleStatus::ok && !asked.overflowed &&
+    const bool ok = answers.status.host[i] == SampleStatus::ok &&
                     (asked.target < 0 || answers.tokens.host[i] == asked.target);
     out[i] = ok ? read_row(answers, i) : SampledRow{};
     if (!ok) failed.push_back(int(i));
-    if (asked.overflowed) log_warn("a step has more logit biases and stop tokens than it has room for");
   }
 }
 

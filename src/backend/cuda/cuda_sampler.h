@@ -17,7 +17,6 @@ struct SampleResults {
   struct Row {
     TokenId target = -1;
     int num_top = -1;
-    bool overflowed = false;  // its biases found no room
   };
   std::vector<Row> rows;
   StepArray<int32_t> tokens, top_tokens;
@@ -42,14 +41,12 @@ class CudaSampler {
 
  private:
   RowSampling settings(const SampleRow& row, const Stream& stream);
-  void add_biases(const SampleRow& row, RowSampling& settings);
-  bool add_bias(TokenId token, float value);
+  void add_bias(TokenId token, float value);
   void pack_results(size_t rows, StepMemory& results, SampleResults& answers) const;
   SampledRow read_row(const SampleResults& answers, size_t index) const;
 
   int vocab_, stride_;
   const int32_t* previous_;
-  size_t max_biases_;
   DeviceBuffer<std::byte> workspace_;
   PenaltyCounts counts_;
 

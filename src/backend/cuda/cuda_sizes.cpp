@@ -5,6 +5,7 @@
 #include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/penalty_counts.h"
 #include "backend/cuda/step_memory.h"
+#include "elastickv/request.h"
 #include "kernels/attention.h"
 #include "kernels/sampling.h"
 
@@ -13,7 +14,8 @@ namespace {
 
 constexpr int kMostLogitRows = 512;  // 300 MB of fp32 at a vocabulary of 152K
 constexpr int kRingPairs = 32;       // 64 MiB for Llama-3.1-8B: a millisecond of copying to the host
-constexpr int kBiases = 1 << 18;     // 2 MiB; 256 sequences with 1,024 biases each
+// Of a row that is sampled; one that only reports a given token has one.
+constexpr int kRowBiases = kMaxLogitBias + kMaxStopTokenIds + kMaxEosIds;
 constexpr size_t kMostPairBytes = size_t(1) << 29;  // of prefill's scratch, beyond what one sequence needs
 
 bool makes_base(KvPolicy policy) { return policy == KvPolicy::elastic || policy == KvPolicy::static8; }
@@ -81,7 +83,7 @@ CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_c
   s.max_samples = s.max_rows + s.max_seqs;
   s.logit_rows = std::max(std::min(16, s.max_samples), std::min(s.max_batch, kMostLogitRows));
   s.logit_stride = count_stride(m.vocab);
-  s.max_biases = std::max(kBiases, 2 * m.vocab);
+  s.max_biases = s.max_seqs * kRowBiases + s.max_samples;
   s.max_jobs = num_pages > 0 ? std::min(num_pages, 1 << 16) : 1 << 16;
   s.scratch_pairs = base ? scratch_pairs(shape, s) : 0;
   s.staged_pairs = elastic ? std::max(1, config.fidelity.max_restores) : 0;
