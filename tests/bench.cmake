@@ -11,7 +11,7 @@ foreach(script gpu_load calibrate)
   set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 120)
 endforeach()
 add_test(NAME gpu_judge_script COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_judge_test.py ${PROJECT_BINARY_DIR})
-set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 300 RUN_SERIAL ON)
+set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 900 RUN_SERIAL ON)
 
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)
