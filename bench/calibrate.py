@@ -19,6 +19,7 @@ meanwhile waits a step longer; steps overlap in the log then. `fit` writes "step
 import argparse
 import bisect
 import json
+import math
 import re
 import shlex
 import statistics
@@ -398,7 +399,7 @@ def handed_out_late(model, log):
     late_us = {step["end_us"]: next_price - next_us for (us, price, step), (next_us, next_price, after) in zip(priced, priced[1:])
                if us - price > next_price / 2 and next_us < next_price / 2 and after["step"] == step["step"] + 1}
     steps, requests = step_log.read(log)
-    ends = [step["end_us"] for step in steps]
+    ends = sorted(step["end_us"] for step in steps) + [math.inf]  # a log may lack its last steps
     firsts = [r["arrival_us"] + r["gaps_us"][0] for r in requests if r["gaps_us"]]
     extra_us = sum(late_us.get(ends[bisect.bisect_left(ends, first_us)], 0) for first_us in firsts)
     return len(late_us), extra_us / max(1, len(firsts)) / 1e3

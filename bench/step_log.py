@@ -72,17 +72,18 @@ def promotion_cost(steps):
     step: {"batch", "copying", "joining", "quiet"}, each a spread() but the first; None without quiet steps.
 
     A step's time without them is a line in what attention reads, through the quiet steps of the batch size that has most
-    copying steps, of those with quiet ones; far too long ones, in which a graph was captured, say, do not count. copying: the step began copies or some were under way; joining: it also made TARGET of pairs, a kernel on
-    the same stream. quiet: how far the quiet steps themselves are from the line.
+    copying steps, of those with quiet ones; far too long ones, in which a graph was captured, say, do not count. copying: the
+    step began copies or some were under way; joining: it also made TARGET of pairs, a kernel on the same stream. quiet: how
+    far the quiet steps themselves are from the line. Copies the other way may still run in the step after the one that began
+    them: neither of the two counts.
     """
-    kinds, began = {}, 0
+    kinds, began, moved = {}, 0, 0
     for step in steps:
         begun = step["restores_begun"]
         kind = "joining" if step["promoted_pairs"] else "copying" if begun or began else "quiet"
-        # What the step before or this one moved the other way is neither.
-        if not step["prefill_tokens"] and step["decode_tokens"] and not step["to_host_bytes"]:
+        if not step["prefill_tokens"] and step["decode_tokens"] and not step["to_host_bytes"] and not moved:
             kinds.setdefault(step["decode_tokens"], {}).setdefault(kind, []).append(step)
-        began = begun
+        began, moved = begun, step["to_host_bytes"]
     kinds = {batch: some for batch, some in kinds.items() if len(some.get("quiet", [])) > 1}
     if not kinds:
         return None

@@ -7,17 +7,17 @@
 #   run.sh elastickv ...     the program
 set -euo pipefail
 cd "$(dirname "$0")"
-program=build/gpu/elastickv
-name=$(LC_ALL=C grep -aoE 'libcublasLt\.so\.[0-9]+' package/elastickv/bin/elastickv | head -n 1)
+program=build/gpu/elastickv what=${1:-}; shift || true
+[[ $what =~ ^(check|judge|gemm|soak|elastickv)$ ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$(basename "$0")"; exit 1; }
+name=$(LC_ALL=C grep -aoE 'libcublasLt\.so\.[0-9]+' package/elastickv/bin/elastickv | head -n 1 || true)
+[[ $name ]] || { echo "run.sh: package/elastickv/bin/elastickv names no cuBLASLt: unpack the whole bundle" >&2; exit 1; }
 cublas=$(find -L /usr/local/cuda*/lib64 /usr/local/cuda*/lib /usr/lib/x86_64-linux-gnu -maxdepth 1 -name "$name" -print -quit 2>/dev/null || true)
 [[ $cublas ]] || { echo "run.sh: $name not found under /usr/local/cuda or /usr/lib: install cuBLAS" >&2; exit 1; }
 ln -sfn "$cublas" "package/elastickv/lib/elastickv/$name"
-what=${1:-}; shift || true
 case $what in
   check) exec scripts/gpu_check.sh build/gpu ;;
   judge) exec scripts/gpu_judge.sh "$@" ;;
   gemm) exec build/gpu/bench/gemm_bench "$@" ;;
   soak) exec python3 scripts/soak.py --elastickv "$program" --device cuda --minutes "${1:-5}" ;;
   elastickv) exec "$program" "$@" ;;
-  *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 1 ;;
 esac

@@ -8,7 +8,7 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 foreach(script gpu_load calibrate)
   add_test(NAME ${script}_script
            COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
-  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 120)
+  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 300)
 endforeach()
 add_test(NAME gpu_judge_script COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_judge_test.py ${PROJECT_BINARY_DIR})
 set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 900 RUN_SERIAL ON)
