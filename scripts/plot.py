@@ -3,11 +3,13 @@
 
   plot.py sweep    OUT FILE...   TTFT, TPOT and throughput over concurrency or request rate, one line per policy
   plot.py eff      OUT FILE...   Eff@300, preemptions and drain time per trace window, one bar per policy
+  plot.py pressure OUT FILE...   preemptions, P90 TTFT, worst gap between tokens and throughput per concurrency, one bar per policy
   plot.py timeline OUT FILE...   offered load, waiting requests and resident BASE pairs over time, one line per policy
 
 The results of bench/gpu_load.py beside those of vLLM:
 
   plot.py sweep OUT RESULTS/*.json bench/results/vllm-h200.json --only max_num_batched_tokens=8192 --only per_place=4
+  plot.py pressure OUT RESULTS/*.json bench/results/vllm-h200.json --only model=llama-3.1-8b --only per_place=4 --only concurrency=48,96
 
 A file holds one result, a list of results, or {"runs": [...]}; --only KEY=VALUE[,VALUE...] keeps some of them. What a result is called comes from its labels: policy, and
 where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf. Needs
@@ -15,6 +17,7 @@ scripts/requirements-plots.txt.
 """
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -160,20 +163,39 @@ def eff_of(run):
 
 
 def draw_eff(runs, out):
-    look, windows = Look(runs), unique(runs, "window")
     panels = [(f"Eff@{eff_of(runs[0])[0][3:]}", "%", lambda r: eff_of(r)[1], False),
               ("preemptions", "", lambda r: pick(r, "preemptions"), True),
               ("drain time", "s", lambda r: pick(r, "drain_s"), False)]
-    names = list(groups(runs, look).items())
-    size = (max(4.2, 0.22 * len(names) * len(windows)) * len(panels), 3.6)
+    draw_grouped(runs, "window", lambda w: f"window {w}" if w is not None else "", panels, out)
+
+
+def worst_gap_ms(run):
+    """As `elastickv replay` says it, or as bench/gpu_load.py takes it from the step log."""
+    return pick(run, "itl_ms", "max") or pick(run, "itl_worst_ms")
+
+
+def draw_pressure(runs, out):
+    if len(unique(runs, "model")) > 1:
+        sys.exit("plot.py: results of several models; say which with --only model=NAME")
+    panels = [("preemptions", "", lambda r: pick(r, "preemptions"), False),
+              ("P90 TTFT", "s", lambda r: scaled(pick(r, "ttft_ms", "p90"), 1e-3), False),
+              ("longest gap between two tokens", "s", lambda r: scaled(worst_gap_ms(r), 1e-3), False),
+              ("output throughput", "tokens/s", lambda r: pick(r, "output_tokens_per_s"), False)]
+    draw_grouped(sorted(runs, key=lambda r: r["concurrency"]), "concurrency", lambda c: f"{c} clients", panels, out)
+
+
+def draw_grouped(runs, key, title_of, panels, out):
+    """Bars by policy in groups by `key`; a panel is a title, a unit, the way to the value and whether its axis is symlog."""
+    look, places = Look(runs), unique(runs, key)
+    names = groups(runs, look)
+    size = (max(4.2, 0.22 * len(names) * len(places)) * len(panels), 3.6)
     figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained")
-    width = 0.8 / len(names)
     for axis, (title, unit, value, symlog) in zip(axes, panels):
-        for i, (name, bars) in enumerate(names):
-            draw_bars(axis, windows, {r.get("window"): value(r) for r in bars}, (i - (len(names) - 1) / 2) * width, width,
-                      {"label": name, "color": look.colour[bars[0]["policy"]],
-                       "hatch": ["", "//", "..", "xx"][look.presets.index(bars[0]["preset"]) % 4 if bars[0].get("preset") is not None else 0]})
-        axis.set_xticks(range(len(windows)), [f"window {w}" if w is not None else "" for w in windows])
+        for name, bars in names.items():
+            axis.bar(0, math.nan, label=name, **bar_look(look, bars[0]))  # for the legend, also where the panel has no bar of it
+        for at, place in enumerate(places):
+            draw_bars(axis, at, [r for r in runs if r.get(key) == place and value(r) is not None], value, look)
+        axis.set_xticks(range(len(places)), [title_of(place) for place in places])
         axis.set_title(title, fontsize=10)
         axis.set_ylabel(unit)
         if symlog:  # zero must stay visible beside thousands
@@ -183,10 +205,17 @@ def draw_eff(runs, out):
     finish(figure, axes[0], out)
 
 
-def draw_bars(axis, windows, values, shift, width, look):
-    at = [i for i, w in enumerate(windows) if values.get(w) is not None]
-    bars = axis.bar([i + shift for i in at], [values[windows[i]] for i in at], width, edgecolor="white", **look)
-    axis.bar_label(bars, fmt=lambda v: f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.1f}", fontsize=7, padding=2, rotation=90)
+def bar_look(look, run):
+    hatch = ["", "//", "..", "xx"][look.presets.index(run["preset"]) % 4 if run.get("preset") is not None else 0]
+    return {"color": look.colour[run["policy"]], "hatch": hatch, "edgecolor": "white"}
+
+
+def draw_bars(axis, at, runs, value, look):
+    """One group, around `at`: only who has a value takes room."""
+    width = 0.8 / max(len(runs), 3)
+    for i, run in enumerate(runs):
+        bar = axis.bar(at + (i - (len(runs) - 1) / 2) * width, value(run), width, **bar_look(look, run))
+        axis.bar_label(bar, fmt=lambda v: f"{v:.0f}" if v >= 100 or v == int(v) else f"{v:.1f}", fontsize=7, padding=2, rotation=90)
 
 
 def draw_timeline(runs, out):
@@ -223,13 +252,13 @@ def draw_offered(axis, series, num_bins=120):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=["sweep", "eff", "timeline"])
+    parser.add_argument("figure", choices=["sweep", "eff", "pressure", "timeline"])
     parser.add_argument("out")
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE[,VALUE...]")
     args = parser.parse_args()
     runs = keep(load(args.files), args.only)
-    {"sweep": draw_sweep, "eff": draw_eff, "timeline": draw_timeline}[args.figure](runs, args.out)
+    {"sweep": draw_sweep, "eff": draw_eff, "pressure": draw_pressure, "timeline": draw_timeline}[args.figure](runs, args.out)
     print(f"{args.out}: {len(runs)} results")
 
 

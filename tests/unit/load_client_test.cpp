@@ -5,8 +5,11 @@
 
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <mutex>
 
 #include "bench/bench_offline.h"
 #include "bench/bench_serve.h"
@@ -48,14 +51,13 @@ void expect_sane(const Json& json, const std::string& where) {
 
 // --- BEN-1
 // -----------------------------------------------------------------------------------------------------
+// Which replies count in which figure. What the figures are is held in report_test, on times that are given:
+// how far apart this process sees two messages is up to the machine.
 
 void mixed_answer(StreamWriter& out, int index, const std::string&) {
   if (index % 4 == 2) return out.reply(500, R"({"error":{"message":"broken on purpose","code":500}})");
   out.begin();
-  for (int i = 0; index % 4 == 3 && i < 10; ++i) {
-    if (i > 0) sleep_ms(100);
-    out.token("t");
-  }
+  for (int i = 0; index % 4 == 3 && i < 10; ++i) out.token("t");
   if (index % 4 == 1) out.token("t");
   out.stop();
   out.usage(3, index % 4 == 3 ? 10 : index % 4);
@@ -84,8 +86,6 @@ TEST(Ben1, EmptyOneTokenAndFailedRepliesDoNotSpoilTheLatencies) {
   EXPECT_EQ(report.ttft_ms.count(), 20u) << "only replies with a token";
   EXPECT_EQ(report.tpot_ms.count(), 10u) << "only replies with two";
   EXPECT_EQ(report.itl_ms.count(), 90u);
-  EXPECT_GE(*report.tpot_ms.percentile(0), 99);
-  EXPECT_LT(*report.tpot_ms.percentile(50), 130) << "the fake server waits 100 ms between tokens";
   EXPECT_GT(*report.ttft_ms.percentile(0), 0);
   EXPECT_EQ(report.output_tokens, 10 + 100);
   EXPECT_EQ(report.good, 20);
@@ -137,32 +137,44 @@ TEST(Ben1, AServerThatIsNotThereIsAnError) {
 // --- BEN-3
 // -----------------------------------------------------------------------------------------------------
 
-void hold_one_second(StreamWriter& out, int, const std::string&) {
-  sleep_ms(1000);
-  answer_at_once(out, 0, {});
-}
+// Answers nobody before as many are there as were asked for, so that the peak does not depend on how fast they
+// come. Who waits for a minute is answered too: then the test fails instead of waiting.
+class HoldUntilAllAreThere {
+ public:
+  explicit HoldUntilAllAreThere(int count) : count_(count) {}
+  void operator()(StreamWriter& out, int index, const std::string&) {
+    {
+      std::unique_lock lock(mutex_);
+      if (++arrived_ >= count_) all_there_.notify_all();
+      all_there_.wait_for(lock, std::chrono::minutes(1), [&] { return arrived_ >= count_; });
+    }
+    answer_at_once(out, index, {});
+  }
+
+ private:
+  const int count_;
+  std::mutex mutex_;
+  std::condition_variable all_there_;
+  int arrived_ = 0;
+};
 
 TEST(Ben3, PeakInFlightIsTheAskedConcurrencyAndConnectionsAreReused) {
   constexpr int kConcurrency = 256;
-  LoadServer server(hold_one_second);
+  HoldUntilAllAreThere hold(kConcurrency);
+  LoadServer server(std::ref(hold));
   const LoadResult result =
       load(server, 2 * kConcurrency, {.max_concurrency = kConcurrency, .on_progress = {}}, 100'000);
-  std::vector<RequestRecord> records;
-  for (const LoadReply& reply : result.replies) {
-    EXPECT_EQ(reply.record.error, "");
-    EXPECT_GE(reply.record.ttft_ms(), 999);
-    records.push_back(reply.record);
-  }
+  for (const LoadReply& reply : result.replies) EXPECT_EQ(reply.record.error, "");
   EXPECT_EQ(server.peak_in_flight(), kConcurrency);
   EXPECT_EQ(result.health.peak_in_flight, kConcurrency);
   EXPECT_EQ(server.connections(), kConcurrency) << "the second wave uses the connections of the first";
   EXPECT_EQ(result.health.connections_opened, kConcurrency);
-  EXPECT_LT(make_report(records, {}).duration_s, 4) << "two waves of a second each";
 }
 
 TEST(Ben3, AThousandConnectionsAtOnce) {
   constexpr int kConcurrency = 1024;
-  LoadServer server(hold_one_second);
+  HoldUntilAllAreThere hold(kConcurrency);
+  LoadServer server(std::ref(hold));
   const LoadResult result = load(server, kConcurrency, {.on_progress = {}}, 1000);
   for (const LoadReply& reply : result.replies) EXPECT_EQ(reply.record.error, "");
   EXPECT_EQ(server.peak_in_flight(), kConcurrency);
