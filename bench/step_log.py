@@ -95,6 +95,13 @@ def promotion_cost(steps):
     return {"batch": batch} | {kind: spread(values) for kind, values in shares.items()}
 
 
+def submit_us(steps):
+    """How long the host took to submit each step that was submitted while the one before was in flight: tokens of that one
+    wait meanwhile. Far more than the 2 to 3 ms of a step of prefill means that submitting waited for the device."""
+    return [before["end_us"] - before["wait_us"] - step["start_us"] - step["plan_us"] for before, step in zip(steps, steps[1:])
+            if step["start_us"] < before["end_us"] and "wait_us" in before]
+
+
 def figures(steps, requests):
     """What the step log of one run adds to its result; microseconds."""
     busy = [s for s in steps if tokens(s)]
@@ -103,5 +110,5 @@ def figures(steps, requests):
     return {"plan_us": spread(s["plan_us"] for s in busy), "host_gap_us": spread(gaps),
             "host_gap_share": sum(gaps) / span if gaps and span else None,
             "wait_us": spread(s["wait_us"] for s in busy if "wait_us" in s),
-            "extra_device_us": spread(extra_device_us(steps)), "steps_with_jobs": sum(map(has_jobs, steps)),
+            "submit_us": spread(submit_us(busy)), "extra_device_us": spread(extra_device_us(steps)), "steps_with_jobs": sum(map(has_jobs, steps)),
             "itl_worst_ms": max((gap for r in requests for gap in r["gaps_us"][1:]), default=0) / 1e3}

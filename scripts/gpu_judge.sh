@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What is asked of the program on a GPU, part after part, each bounded and whatever became of the others; then a table.
 #   scripts/gpu_judge.sh OUT [PART...]    default: the parts below in this order, but those that OUT has as passed
-# OUT/PART.txt is a part's output, OUT/judge.json the table; files of parts lie beside. The grid keeps its cells in OUT/grid and
-# goes on from them, so call it again with the same OUT until it has all. On an H200, in seconds:
+# OUT/PART.txt is a part's output, OUT/judge.json the table, OUT/clocks.csv the GPU's clocks; files of parts lie beside. The
+# grid keeps its cells in OUT/grid and goes on from them: call it again with the same OUT until it has all. Seconds on an
+# H200, estimated from what the parts ran there alone:
 #   lost 20      a lost device: errors, 503, one line, exit code 3            (lost_device_test_gpu)
 #   package 40   the package where nothing is installed                       (package_test.sh)
 #   http 150     time per token over HTTP beside the same load without it     (gpu_judge.py)
@@ -117,6 +118,13 @@ limit_of() {
     steps) echo 400 ;; gemm) echo 200 ;; grid) echo 100000 ;;
   esac
 }
+# Clocks, power and what holds them back, beside everything: a step that is slower may be a GPU that is hot.
+sampler=
+if [[ $device == cuda ]] && command -v nvidia-smi > /dev/null; then
+  nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -lms 200 \
+    >> "$out/clocks.csv" 2>&1 & sampler=$!
+  trap 'kill $sampler 2> /dev/null' EXIT
+fi
 for part in $parts; do
   if [[ $# == 0 ]] && judge passed "$out" "$part"; then continue; fi
   if [[ $device == cpu && " ops steps gemm " == *" $part "* ]]; then continue; fi

@@ -47,7 +47,7 @@ class Judge(unittest.TestCase):
             late = judge(out, "lost", "soak", seconds=10)
             self.assertEqual(late.stdout.count("left out"), 2)
             self.assertFalse((Path(out) / "judge.json").exists())
-            bad = judge(out, "gemm", "lost", "soak", seconds=21)  # a soak takes longer than what is left
+            bad = judge(out, "gemm", "soak", seconds=21)  # a soak takes longer than that
             self.assertIn("late", bad.stdout)
             self.assertEqual(bad.returncode, 1)
             self.assertIn("no part 'soaks'", judge(out, "soaks").stdout)

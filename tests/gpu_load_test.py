@@ -43,6 +43,11 @@ class StepLogFigures(unittest.TestCase):
         self.assertEqual(figures["itl_worst_ms"], 0.04)
         self.assertEqual(figures["host_gap_share"], 5 / 900)
 
+    def test_submitting_lasts_from_the_plan_to_the_collection_of_the_step_before(self):
+        steps = [step(0, 800), step(1, 900, plan_us=50), step(2, 100)]
+        steps[1]["start_us"] = 200  # planned until 250; the one before was collected from 897 on
+        self.assertEqual(step_log.submit_us(steps), [900 - 3 - 250])
+
     def test_a_log_of_an_old_build_has_no_gaps(self):
         old = step(0, 100)
         del old["host_gap_us"], old["wait_us"]
