@@ -197,14 +197,18 @@ TEST_P(CudaBackendTest, MoreDemotionsThanTheRingHolds) {
   EngineConfig config = config_of(KvPolicy::elastic);
   config.kv.num_pages = 400;
   config.max_model_len = 4096;
-  config.scheduler.max_step_tokens = 4096;
+  config.scheduler.max_step_tokens = 512;  // for which the ring has 32 places
   config.fidelity.max_restores = 100;
   constexpr int kPairs = 80;
   const auto device = target(*model_, config, kPairs);
   std::vector<int32_t> pages = all_pages(config.kv.num_pages);
   const auto tokens = random_tokens(rng, kPairs * kPairTokens + 20, model_->config().vocab);
   DrivenSequence s = driven(tokens), untouched = driven(tokens);
-  prefill(*device, s, kPairs * kPairTokens + 10, pages);
+  const auto prefill_all = [&](DrivenSequence& sequence) {
+    for (int left = kPairs * kPairTokens + 10; left > 0; left -= 512)
+      prefill(*device, sequence, std::min(left, 512), pages);
+  };
+  prefill_all(s);
   DrivenStep demote(pages), promote(pages);
   std::vector<TransferJob> restores;
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -217,7 +221,7 @@ TEST_P(CudaBackendTest, MoreDemotionsThanTheRingHolds) {
   idle_until(*device, restores, kPairs);
   for (int pair = 0; pair < kPairs; ++pair) promote.promote(s, pair, pair);
   promote.run(*device);
-  prefill(*device, untouched, kPairs * kPairTokens + 10, pages);
+  prefill_all(untouched);
   EXPECT_EQ(decode_bits(*device, s, pages), decode_bits(*device, untouched, pages));
 }
 

@@ -2,6 +2,7 @@
 // for the device, whose launchers note what they take.
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/pinned_pool.h"
 #include "elastickv/engine.h"
 #include "support/backend_target.h"
 #include "support/golden_model.h"
@@ -96,6 +98,35 @@ TEST(CudaStart, NoStepLoadsCode) {
   EXPECT_EQ(late_code(*model, backed, 100, counts), std::vector<std::string>{});
   EXPECT_GT(counts.backups, 0);
   EXPECT_TRUE(counts.general);
+}
+
+TEST(CudaStart, HostMemoryThatCannotBeLockedIsAnErrorWithTheFlag) {
+  const auto model = load_golden("tiny-llama");
+  ASSERT_TRUE(model);
+  refuse_to_lock(true);
+  const auto refused = make_target(*model, pressed(KvPolicy::elastic), 100);
+  refuse_to_lock(false);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("--kv-host-bytes"), std::string::npos) << refused.error().message;
+  EXPECT_TRUE(make_target(*model, pressed(KvPolicy::elastic), 100)) << "nothing of the first one is left";
+}
+
+// Several threads take pieces of 64 MiB; what they took is there and 0, and can be locked, moved and given
+// back.
+TEST(CudaStart, PagesOfTheHostAreTakenWholeAndCleared) {
+  constexpr size_t kBytes = (size_t(200) << 20) + 12345;
+  HostPages pages(kBytes);
+  pages.populate(kBytes);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(pages.data()) % (2 << 20), 0u);
+  std::vector<unsigned char> resident(kBytes / 4096 + 1);
+  ASSERT_EQ(mincore(pages.data(), kBytes, resident.data()), 0);
+  EXPECT_TRUE(std::ranges::all_of(resident, [](unsigned char page) { return page & 1; }));
+  EXPECT_TRUE(std::all_of(pages.data(), pages.data() + kBytes, [](uint8_t byte) { return byte == 0; }));
+  HostPages moved = std::move(pages);
+  EXPECT_EQ(pages.data(), nullptr);
+  moved.data()[kBytes - 1] = 7;
+  moved = HostPages();
+  EXPECT_THROW(HostPages(size_t(1) << 60), CudaError);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
@@ -66,6 +67,9 @@ std::mt19937 draw(1);  // the same draws in every run
 int until_draw = 0;
 bool lost = false;  // see lose_context()
 std::set<std::string> code;
+bool refuses_to_lock = false;
+std::map<const char*, size_t>
+    known;  // memory of the device, and page-locked memory: what asynchronous copies take
 
 // What a call returns that has nothing else to say.
 cudaError_t done() { return lost ? cudaErrorIllegalAddress : cudaSuccess; }
@@ -87,11 +91,26 @@ void run_eager() {
 HostStream* host_stream(cudaStream_t stream) { return reinterpret_cast<HostStream*>(stream); }
 HostEvent* host_event(cudaEvent_t event) { return reinterpret_cast<HostEvent*>(event); }
 
+void poison(void* p, size_t bytes) { std::memset(p, 0x7f, bytes); }  // NaN as fp16 and as float: it shows
+
 cudaError_t take(void** p, size_t bytes) {
   *p = bytes == 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (bytes > 0) std::memset(*p, 0x7f, bytes);  // NaN as fp16 and as float: what is read unset shows
+  if (bytes > 0) poison(*p, bytes), known[static_cast<char*>(*p)] = bytes;
   taken += bytes;
   return done();
+}
+
+cudaError_t give_back(void* p) {
+  known.erase(static_cast<char*>(p));
+  return std::free(p), done();
+}
+
+// On a GPU a copy from or to pageable memory waits for all work before it.
+void expect_known(const void* begin, size_t bytes) {
+  const auto* from = static_cast<const char*>(begin);
+  const auto after = known.upper_bound(from);
+  if (after == known.begin() || from + bytes > std::prev(after)->first + std::prev(after)->second)
+    std::fprintf(stderr, "an asynchronous copy of pageable memory, or beyond a buffer\n"), std::abort();
 }
 
 // What ends a capture on a GPU ends the test.
@@ -118,6 +137,8 @@ void ekv::test::note_code(const std::string& kernel) { code.insert(kernel); }
 const std::set<std::string>& ekv::test::loaded_code() { return code; }
 void ekv::test::forget_code() { code.clear(); }
 
+void ekv::test::refuse_to_lock(bool refuse) { refuses_to_lock = refuse; }
+
 void ekv::test::lose_context() {
   lost = true;
   for (HostStream* stream : streams) stream->work.clear();
@@ -126,9 +147,17 @@ void ekv::test::lose_context() {
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) { return take(p, bytes); }
-cudaError_t cudaFree(void* p) { return std::free(p), done(); }
+cudaError_t cudaFree(void* p) { return give_back(p); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return std::free(p), done(); }
+cudaError_t cudaFreeHost(void* p) { return give_back(p); }
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  if (refuses_to_lock) return cudaErrorMemoryAllocation;
+  poison(p, bytes);
+  return known[static_cast<char*>(p)] = bytes, done();
+}
+cudaError_t cudaHostUnregister(void* p) {
+  return known.erase(static_cast<char*>(p)) == 1 ? done() : cudaErrorHostMemoryNotRegistered;
+}
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = kMemory, *free = kMemory - taken;
   return cudaSuccess;
@@ -197,10 +226,12 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  expect_known(to, bytes), expect_known(from, bytes);
   return enqueue(stream, [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  expect_known(to, to_pitch * (height - 1) + width), expect_known(from, from_pitch * (height - 1) + width);
   return enqueue(stream, [=] {
     for (size_t row = 0; row < height; ++row)
       std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,

@@ -17,6 +17,9 @@ void note_code(const std::string& kernel);
 const std::set<std::string>& loaded_code();
 void forget_code();  // as in a new process
 
+// While true, cudaHostRegister has no memory to lock.
+void refuse_to_lock(bool refuse);
+
 // As a kernel that reads where nothing is: work that was enqueued is lost, and every call from now on that a
 // lost context fails returns cudaErrorIllegalAddress.
 void lose_context();

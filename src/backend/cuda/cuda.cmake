@@ -9,7 +9,7 @@ if(CMAKE_CUDA_COMPILER)
   set(EKV_CUDA_SOURCES backend/cuda/cuda_sizes.cpp backend/cuda/cuda_weights.cpp backend/cuda/penalty_counts.cpp
       backend/cuda/cuda_sampler.cpp backend/cuda/cuda_transitions.cpp backend/cuda/cuda_graphs.cpp
       backend/cuda/cuda_forward.cpp backend/cuda/cuda_forward_start.cpp
-      backend/cuda/cuda_rehearsal.cpp
+      backend/cuda/cuda_rehearsal.cpp backend/cuda/pinned_pool.cpp
       backend/cuda/cuda_backend.cpp backend/cuda/make_cuda.cpp)
   set(EKV_CUDA_SOURCES ${EKV_CUDA_SOURCES} PARENT_SCOPE)
   target_sources(ekv_cuda PRIVATE ${EKV_CUDA_SOURCES})

@@ -30,6 +30,7 @@
 
 #include "backend/cuda/cuda_raii.h"
 #include "backend/cuda/cuda_sizes.h"
+#include "backend/cuda/pinned_pool.h"
 #include "backend/cuda/step_memory.h"
 #include "elastickv/backend.h"
 #include "kernels/kv_cache.h"
@@ -110,7 +111,7 @@ class CudaTransitions {
   BaseFormat format_;
   HostContent holds_;
   size_t slot_bytes_;
-  PinnedBuffer<uint8_t> host_;    // [slots][slot_bytes_]
+  PinnedPool host_;               // [slots][slot_bytes_]
   std::vector<Content> slots_;    // what they hold or will hold
   DeviceBuffer<uint8_t> ring_;    // low planes on their way out
   std::vector<Event> ring_sent_;  // [places] the last copy from the place
