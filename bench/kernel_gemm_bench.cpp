@@ -1,10 +1,12 @@
-// kernel_gemm_bench.cpp -- matrix products of few rows on this GPU: the skinny kernel with each of its splits,
-// beside cuBLASLt's first choice and the best of the 16 that it proposes. Microseconds, TB/s of all operands,
-// share of the copy ceiling of the same run.
+// kernel_gemm_bench.cpp -- matrix products on this GPU, beside cuBLASLt's first choice and the best of the 16
+// that it proposes. Of few rows: the skinny kernel with each of its splits, microseconds, TB/s of all operands,
+// share of the copy ceiling of the same run. Of many rows: the tile kernel, gate-up with its activation on both
+// sides, TFLOP/s.
 //
 // Launches are graph replays in which each one waits for the one before; weights rotate through 1.5 GB of
 // random data. `kernel_gemm_bench PART...` runs the named parts only: llama, qwen, layer, skinny (llama without
-// cuBLASLt).
+// cuBLASLt), tile (many rows; twice in turns, because the device gets slower as it gets hot), hot (the products
+// of a layer of 8,192 rows, seconds on end).
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -22,6 +24,7 @@
 #include "bench/bench_graph.h"
 #include "kernels/layer_ops.h"
 #include "kernels/skinny_gemm.h"
+#include "kernels/tile_gemm.h"
 #include "tests/support/device_array.h"
 
 namespace ekv::bench {
@@ -225,7 +228,120 @@ class Bench {
   double read_tbs_ = 0, copy_tbs_ = 0;
 };
 
+// Products of many rows: x and y have room for kMostTileRows rows of any of a layer's.
+class TileBench {
+ public:
+  TileBench()
+      : pool_(kPoolBytes / 2),
+        x_(size_t(kMostTileRows) * kWidth),
+        y_(size_t(kMostTileRows) * 2 * kWidth),
+        activated_(size_t(kMostTileRows) * kWidth),
+        workspace_(kWorkspaceBytes) {
+    launch_fill_half(pool_.data(), pool_.size(), nullptr);
+    launch_fill_half(x_.data(), x_.size(), nullptr);
+  }
+
+  void table() const {
+    std::printf("%-8s %5s | %9s %9s | %9s | %9s %9s | %s\n", "product", "rows", "Lt first", "Lt best", "tile",
+                "Lt TF/s", "tile TF/s", "tile / Lt best, two rounds");
+    for (const Shape& s : kLlamaLayer)
+      for (int rows : {512, 2048, kMostTileRows}) row(s, rows);
+  }
+
+  // Milliseconds that the products of all layers of Llama-3.1-8B take, one after the other for `kHotSeconds`.
+  void hot() const {
+    std::vector<std::unique_ptr<Library>> libraries;
+    for (const Shape& s : kLlamaLayer)
+      libraries.push_back(std::make_unique<Library>(s, kMostTileRows, workspace_.data()));
+    const auto time_layer = [&](const std::function<bool(const Shape&)>& by_tile) {
+      const auto layer = [&](int i, cudaStream_t t) {
+        for (int n = 0; n < 4; ++n) {
+          const Shape& s = kLlamaLayer[n];
+          const void* w = weights(s, i * 4 + n);
+          by_tile(s) ? tile(s, kMostTileRows, w, t) : library(*libraries[n], 0, s, kMostTileRows, w, t);
+        }
+      };
+      const double us = time_graph(kHotLayers, layer, 3).median_us;
+      return time_graph(kHotLayers, layer, int(kHotSeconds * 1e6 / (us * kHotLayers))).median_us * 32 / 1000;
+    };
+    double flop = 0;
+    for (const Shape& s : kLlamaLayer) flop += 2.0 * kMostTileRows * s.outputs * s.inputs * 32;
+    const auto none = [](const Shape&) { return false; };
+    const auto all = [](const Shape&) { return true; };
+    for (int round = 0; round < 2; ++round) {
+      const double library_ms = time_layer(none), gated_ms = time_layer(is_gated), all_ms = time_layer(all);
+      std::printf(
+          "hot, %d rows, 32 layers: cuBLASLt and activation %.1f ms (%.0f TFLOP/s), gated tile kernel %.1f ms "
+          "(%.0f), "
+          "tile kernel for all %.1f ms (%.0f)\n",
+          kMostTileRows, library_ms, flop / library_ms / 1e9, gated_ms, flop / gated_ms / 1e9, all_ms,
+          flop / all_ms / 1e9);
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  static constexpr int kMostTileRows = 8192, kWidth = 14336, kHotLayers = 4;
+  static constexpr double kHotSeconds = 1.5;
+
+  static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
+
+  void row(const Shape& s, int rows) const {
+    const Library lt(s, rows, workspace_.data());
+    const auto by_library = [&](int algorithm) {
+      return [&, algorithm](int i, cudaStream_t t) { library(lt, algorithm, s, rows, weights(s, i), t); };
+    };
+    const auto by_tile = [&](int i, cudaStream_t t) { tile(s, rows, weights(s, i), t); };
+    const int count = rows > 2048 ? 3 : 6;
+    const double first = time_graph(count, by_library(0), 9).median_us;
+    int best = 0;
+    double best_us = first;
+    for (int i = 1; i < lt.algorithms(); ++i)
+      if (const double us = time_graph(count, by_library(i), 3).median_us; us < best_us) best = i, best_us = us;
+    double lt_us[2], tile_us[2];
+    for (int round = 0; round < 2; ++round) {
+      lt_us[round] = time_graph(count, by_library(best), 15).median_us;
+      tile_us[round] = time_graph(count, by_tile, 15).median_us;
+    }
+    const double flop = 2.0 * rows * s.outputs * s.inputs;
+    std::printf("%-8s %5d | %9.1f %9.1f | %9.1f | %9.0f %9.0f | %.3f %.3f\n", s.name, rows, first, lt_us[1],
+                tile_us[1], flop / lt_us[1] / 1e6, flop / tile_us[1] / 1e6, tile_us[0] / lt_us[0],
+                tile_us[1] / lt_us[1]);
+    std::fflush(stdout);
+  }
+
+  const void* weights(const Shape& s, int i) const {
+    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
+  }
+  void library(const Library& lt, int algorithm, const Shape& s, int rows, const void* w,
+               cudaStream_t t) const {
+    lt.multiply(algorithm, w, x_.data(), y_.data(), t);
+    if (is_gated(s)) launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
+  }
+  void tile(const Shape& s, int rows, const void* w, cudaStream_t t) const {
+    TileGemmArgs a;
+    a.x = x_.data(), a.w = w, a.rows = rows, a.inputs = s.inputs, a.gated = is_gated(s);
+    a.out = a.gated ? activated_.data() : y_.data(), a.outputs = a.gated ? kWidth : s.outputs;
+    launch_tile_gemm(a, t);
+  }
+
+  DeviceArray<uint16_t> pool_, x_, y_, activated_;
+  DeviceArray<uint8_t> workspace_;
+};
+
+void run_tile(const std::function<bool(const char*)>& wanted) {
+  if (!wanted("tile") && !wanted("hot")) return;
+  if (!has_tile_gemm(14336, 4096)) {
+    std::printf("no tile kernel for this device\n");
+    return;
+  }
+  const TileBench bench;
+  if (wanted("tile")) bench.table();
+  if (wanted("hot")) bench.hot();
+}
+
 void run(const std::function<bool(const char*)>& wanted) {
+  if (!wanted("llama") && !wanted("skinny") && !wanted("qwen") && !wanted("layer")) return;
   const Bench bench;
   bench.header();
   const bool llama = wanted("llama");
@@ -245,10 +361,12 @@ void run(const std::function<bool(const char*)>& wanted) {
 }  // namespace ekv::bench
 
 int main(int argc, char** argv) {
-  ekv::bench::run([&](const char* part) {
+  const auto wanted = [&](const char* part) {
     const bool named =
         std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, part) == 0; });
     return named || (argc == 1 && std::strcmp(part, "skinny") != 0);
-  });
+  };
+  ekv::bench::run(wanted);
+  ekv::bench::run_tile(wanted);
   return 0;
 }

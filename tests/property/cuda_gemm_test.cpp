@@ -21,6 +21,8 @@ const GemmShape kShapes[] = {
     {.outputs = 384, .inputs = 256, .max_rows = 70, .out_stride = 384},
     {.outputs = 1000, .inputs = 512, .max_rows = 33, .fp32_out = true, .out_stride = 1008},
     {.outputs = 4096, .inputs = 4096, .max_rows = 17, .out_stride = 4096},
+    {.outputs = 768, .inputs = 512, .max_rows = 300, .out_stride = 768},
+    {.outputs = 1040, .inputs = 264, .max_rows = 300, .out_stride = 1040, .gated = true},
 };
 
 template <class T>
@@ -46,8 +48,11 @@ class CudaGemmTest : public testing::Test {
       const size_t rows = size_t(row_bucket(s.max_rows));
       w_.push_back(random(size_t(s.outputs) * size_t(s.inputs))), x_.push_back(random(rows * size_t(s.inputs)));
       d_w_.push_back(on_device(w_.back())), d_x_.push_back(on_device(x_.back()));
-      d_y_.emplace_back(rows * size_t(s.out_stride));
-      operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
+      d_y_.emplace_back(rows * size_t(s.out_stride)), d_activated_.emplace_back(rows * size_t(s.outputs / 2));
+      operands_.push_back({{d_w_.back().data()},
+                           d_x_.back().data(),
+                           d_y_.back().data(),
+                           s.gated ? d_activated_.back().data() : nullptr});
     }
   }
 
@@ -58,6 +63,7 @@ class CudaGemmTest : public testing::Test {
 
   void expect_product(CudaGemm& gemm, size_t i, int rows) {
     const GemmShape& s = kShapes[i];
+    if (s.gated) return expect_gated(gemm, i, rows);
     cuda_check(cudaMemset(d_y_[i].data(), 0x7f, d_y_[i].bytes()));
     gemm.multiply(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), rows, stream_.get());
     cuda_check(cudaStreamSynchronize(stream_.get()));
@@ -65,12 +71,7 @@ class CudaGemmTest : public testing::Test {
     cuda_check(cudaMemcpy(y.data(), d_y_[i].data(), d_y_[i].bytes(), cudaMemcpyDeviceToHost));
     for (int row = 0; row < rows; ++row)
       for (int o = 0; o < s.outputs; o += 1 + o % 7) {
-        double want = 0, size = 0;
-        for (int k = 0; k < s.inputs; ++k) {
-          const double term = half_value(x_[i][size_t(row) * size_t(s.inputs) + size_t(k)]) *
-                              half_value(w_[i][size_t(o) * size_t(s.inputs) + size_t(k)]);
-          want += term, size += std::fabs(term);
-        }
+        const auto [want, size] = exact_sum(i, row, o);
         const size_t at = size_t(row) * size_t(s.out_stride) + size_t(o);
         const double got = s.fp32_out ? double(y[at]) : half_value(reinterpret_cast<uint16_t*>(y.data())[at]);
         const double bound = size * s.inputs * 0x1p-24 + (s.fp32_out ? 0 : std::fabs(want) * 0x1p-10);
@@ -78,9 +79,47 @@ class CudaGemmTest : public testing::Test {
       }
   }
 
+  // The activation takes g and u as a product rounds them, each off by a step at most.
+  void expect_gated(CudaGemm& gemm, size_t i, int rows) {
+    const GemmShape& s = kShapes[i];
+    const int width = s.outputs / 2;
+    cuda_check(cudaMemset(d_activated_[i].data(), 0x7f, d_activated_[i].bytes()));
+    gemm.multiply_gated(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), d_activated_[i].data(), rows,
+                        stream_.get());
+    cuda_check(cudaStreamSynchronize(stream_.get()));
+    std::vector<uint16_t> got(d_activated_[i].size());
+    cuda_check(cudaMemcpy(got.data(), d_activated_[i].data(), d_activated_[i].bytes(), cudaMemcpyDeviceToHost));
+    for (int row = 0; row < rows; ++row)
+      for (int o = 0; o < width; o += 1 + o % 7) {
+        const auto [gate, gate_size] = exact_sum(i, row, o);
+        const auto [up, up_size] = exact_sum(i, row, width + o);
+        const double silu = gate / (1 + std::exp(-gate)), want = silu * up;
+        const double gate_bound = gate_size * s.inputs * 0x1p-24 + std::fabs(gate) * 0x1p-10 + 0x1p-24;
+        const double up_bound = up_size * s.inputs * 0x1p-24 + std::fabs(up) * 0x1p-10 + 0x1p-24;
+        const double bound = 1.1 * gate_bound * (std::fabs(up) + up_bound) + std::fabs(silu) * up_bound +
+                             std::fabs(want) * 0x1p-10 + 0x1p-24;
+        ASSERT_NEAR(half_value(got[size_t(row) * size_t(width) + size_t(o)]), want, bound)
+            << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
+      }
+  }
+
+  struct Sum {
+    double value = 0, size = 0;
+  };
+  Sum exact_sum(size_t i, int row, int output) const {
+    const size_t inputs = size_t(kShapes[i].inputs);
+    Sum sum;
+    for (size_t k = 0; k < inputs; ++k) {
+      const double term =
+          half_value(x_[i][size_t(row) * inputs + k]) * half_value(w_[i][size_t(output) * inputs + k]);
+      sum.value += term, sum.size += std::fabs(term);
+    }
+    return sum;
+  }
+
   Stream stream_ = make_stream();
   std::vector<std::vector<uint16_t>> w_, x_;
-  std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_;
+  std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_, d_activated_;
   std::vector<DeviceBuffer<float>> d_y_;
   std::vector<GemmOperands> operands_;
 };

@@ -1,7 +1,8 @@
 // host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 in, fp32 sums, one rounding at the
-// end.
+// end. A gated product leaves poison where the device may or may not leave gate and up.
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -21,11 +22,35 @@ class HostGemm : public CudaGemm {
   }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    EKV_CHECK(rows >= 1 && rows <= s.max_rows && !s.gated, "rows or shape of another product");
     test::enqueue(stream, [=, this] { multiply_now(s, w, x, y, rows); });
+  }
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
+    const GemmShape& s = shapes_.at(size_t(shape));
+    EKV_CHECK(rows >= 1 && rows <= s.max_rows && s.gated, "rows or shape of another product");
+    test::enqueue(stream, [=, this] {
+      multiply_now(s, w, x, y, rows);
+      activate(s, static_cast<uint16_t*>(y), static_cast<uint16_t*>(activated), rows);
+    });
   }
 
  private:
+  static constexpr uint16_t kPoison = 0xffff;  // NaN
+
+  void activate(const GemmShape& s, uint16_t* y, uint16_t* activated, int rows) {
+    const int width = s.outputs / 2;
+    std::vector<float> both(size_t(s.outputs)), out(static_cast<size_t>(width));
+    for (int row = 0; row < rows; ++row) {
+      uint16_t* from = y + size_t(row) * size_t(s.out_stride);
+      kernels_.half_to_float(from, both.data(), s.outputs);
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = both[i] / (1 + std::exp(-both[i])) * both[size_t(width) + i];
+      kernels_.float_to_half(out.data(), activated + size_t(row) * size_t(width), width);
+      std::fill_n(from, s.outputs, kPoison);
+    }
+  }
+
   void multiply_now(const GemmShape& s, const void* w, const void* x, void* y, int rows) {
     const PackedMatrix& matrix = packed(s, w);
     const int64_t ld = matrix.padded_outputs();

@@ -252,13 +252,8 @@ void CudaForward::attention_block(int layer, const Stream& stream) {
 // or of the LM head.
 void CudaForward::mlp_block(int layer, const Stream& stream) {
   const CudaLayer& w = weights_.layers[size_t(layer)];
-  multiply(kGateUp, w.gate_up, normed_, wide_, stream);
-  launch_silu_mul({.gate_up = wide_.data(),
-                   .out = attended_.data(),
-                   .num_rows = rows_,
-                   .width = model_.intermediate,
-                   .element = kElement},
-                  stream.get());
+  gemm_->multiply_gated(kGateUp, w.gate_up.data(), normed_.data(), wide_.data(), attended_.data(), rows_,
+                        stream.get());
   multiply(kDown, w.down, attended_, delta_, stream);
   const bool last = layer + 1 == model_.layers;
   norm(last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm, true, stream);

@@ -24,9 +24,11 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
   const auto shape = [&](int outputs, int inputs) {
     return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
   };
+  GemmShape gate_up = shape(2 * m.intermediate, m.hidden);
+  gate_up.gated = true;
   return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
           shape(m.hidden, m.q_rows()),
-          shape(2 * m.intermediate, m.hidden),
+          gate_up,
           shape(m.hidden, m.intermediate),
           {.outputs = m.vocab,
            .inputs = m.hidden,
@@ -39,7 +41,7 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
 std::vector<GemmOperands> CudaForward::gemm_operands() {
   std::vector<GemmOperands> all{{{}, normed_.data(), wide_.data()},
                                 {{}, attended_.data(), delta_.data()},
-                                {{}, normed_.data(), wide_.data()},
+                                {{}, normed_.data(), wide_.data(), attended_.data()},
                                 {{}, attended_.data(), delta_.data()},
                                 {{weights_.lm_head()}, gathered_.data(), logits_.data()}};
   for (const CudaLayer& layer : weights_.layers) {

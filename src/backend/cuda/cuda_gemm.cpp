@@ -16,7 +16,9 @@
 #include "backend/cuda/gemm_cache.h"
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/launch_timing.h"
+#include "kernels/layer_ops.h"
 #include "kernels/skinny_gemm.h"
+#include "kernels/tile_gemm.h"
 
 namespace ekv {
 namespace {
@@ -68,8 +70,15 @@ struct Form {
   GemmChoice chosen;
 
   GemmKey key() const {
-    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16};
+    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, shape.gated};
   }
+};
+
+// Where one product reads and writes; `activated` is that of a gated one.
+struct Places {
+  const void *w = nullptr, *x = nullptr;
+  void *y = nullptr, *activated = nullptr;
+  int rows = 0;  // without padding
 };
 
 cublasLtMatmulAlgo_t algorithm_of(const GemmChoice& choice) {
@@ -87,6 +96,17 @@ GemmChoice choice_of(const cublasLtMatmulAlgo_t& algorithm) {
 
 std::vector<int> skinny_splits(const Form& form) {
   return find_skinny(form.rows, form.shape.outputs, form.shape.inputs);
+}
+
+// Below, a block of 256 rows would be more padding than product.
+constexpr int kLeastTileRows = 128;
+
+// Columns of what the kernel for many rows writes.
+int tile_outputs(const GemmShape& s) { return s.gated ? s.outputs / 2 : s.outputs; }
+bool has_tile(const Form& form) {
+  const GemmShape& s = form.shape;
+  return form.rows >= kLeastTileRows && !s.fp32_out && s.out_stride == s.outputs &&
+         has_tile_gemm(tile_outputs(s), s.inputs);
 }
 
 // What a choice is valid for.
@@ -133,7 +153,15 @@ class CublasGemm : public CudaGemm {
 
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    blas_check(launch(form, form.chosen, w, x, y, stream));
+    EKV_CHECK(!form.shape.gated, "a gated product has a function of its own");
+    blas_check(launch(form, form.chosen, {w, x, y, nullptr, rows}, stream));
+  }
+
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
+    const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
+    EKV_CHECK(form.shape.gated, "the shape is not a gated one");
+    blas_check(launch(form, form.chosen, {w, x, y, activated, rows}, stream));
   }
 
   void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) override;
@@ -180,21 +208,48 @@ class CublasGemm : public CudaGemm {
     return choices;
   }
 
-  cublasStatus_t launch(const Form& form, const GemmChoice& choice, const void* w, const void* x, void* y,
-                        cudaStream_t stream) {
-    if (choice.skinny_split > 0) return launch_skinny(form, choice, w, x, y, stream);
+  // With its activation, where the form is gated.
+  cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
+    if (choice.tile) return launch_tile(form, p, stream);
+    const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, p, stream)
+                                                          : launch_library(form, choice, p, stream);
+    if (status == CUBLAS_STATUS_SUCCESS && form.shape.gated)
+      launch_silu_mul({.gate_up = p.y,
+                       .out = p.activated,
+                       .num_rows = p.rows,
+                       .width = form.shape.outputs / 2,
+                       .element = Element::fp16},
+                      stream);
+    return status;
+  }
+
+  cublasStatus_t launch_library(const Form& form, const GemmChoice& choice, const Places& p,
+                                cudaStream_t stream) {
     const float one = 1, zero = 0;
     const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
-    return cublasLtMatmul(handle_.get(), desc_.get(), &one, w, form.w.get(), x, form.x.get(), &zero, y,
-                          form.y.get(), y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
+    return cublasLtMatmul(handle_.get(), desc_.get(), &one, p.w, form.w.get(), p.x, form.x.get(), &zero, p.y,
+                          form.y.get(), p.y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
                           stream);
   }
 
-  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, const void* w, const void* x,
-                                      void* y, cudaStream_t stream) {
-    launch_skinny_gemm({.w = w,
-                        .x = x,
-                        .y = y,
+  static cublasStatus_t launch_tile(const Form& form, const Places& p, cudaStream_t stream) {
+    launch_tile_gemm({.x = p.x,
+                      .w = p.w,
+                      .out = form.shape.gated ? p.activated : p.y,
+                      .rows = p.rows,
+                      .outputs = tile_outputs(form.shape),
+                      .inputs = form.shape.inputs,
+                      .gated = form.shape.gated,
+                      .element = Element::fp16},
+                     stream);
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, const Places& p,
+                                      cudaStream_t stream) {
+    launch_skinny_gemm({.w = p.w,
+                        .x = p.x,
+                        .y = p.y,
                         .rows = form.rows,
                         .outputs = form.shape.outputs,
                         .inputs = form.shape.inputs,
@@ -207,6 +262,7 @@ class CublasGemm : public CudaGemm {
 
   // Whether a choice from a file runs the form.
   bool runs(const Form& form, const GemmChoice& choice) {
+    if (choice.tile) return has_tile(form);
     if (choice.skinny_split > 0) return std::ranges::count(skinny_splits(form), choice.skinny_split) > 0;
     const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
     cublasLtMatmulHeuristicResult_t result{};
@@ -218,7 +274,8 @@ class CublasGemm : public CudaGemm {
   // cuBLASLt's first choice first.
   std::vector<GemmChoice> candidates(const Form& form) {
     std::vector<GemmChoice> all = algorithms(form, kCandidates);
-    for (const int split : skinny_splits(form)) all.push_back({.skinny_split = split, .algorithm = {}});
+    for (const int split : skinny_splits(form)) all.push_back({.skinny_split = split});
+    if (has_tile(form)) all.push_back({.tile = true});
     return all;
   }
 
@@ -228,7 +285,8 @@ class CublasGemm : public CudaGemm {
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
         const void* w = operands.weights[size_t(n) % operands.weights.size()];
-        return launch(form, choices[i], w, operands.x, operands.y, stream) == CUBLAS_STATUS_SUCCESS;
+        return launch(form, choices[i], {w, operands.x, operands.y, operands.activated, form.rows}, stream) ==
+               CUBLAS_STATUS_SUCCESS;
       };
       return time_launches(one, launches, exact ? 5 : 2, stream);
     };
@@ -247,6 +305,19 @@ class CublasGemm : public CudaGemm {
   BlasHandle handle_;
   std::vector<std::vector<Form>> forms_;  // [shapes], ascending in rows
 };
+
+// A number of rows that is not timed is computed by the kernel for many rows where the nearest ones that are,
+// below and above, turned out to be. Forms ascend in rows.
+void follow_neighbours(std::vector<Form>& forms) {
+  const auto timed = [](const Form& form) { return tuning_turn(form.rows) >= 0; };
+  for (auto form = forms.begin(); form != forms.end(); ++form) {
+    if (timed(*form) || !has_tile(*form)) continue;
+    const auto below = std::find_if(std::make_reverse_iterator(form), forms.rend(), timed);
+    const auto above = std::find_if(form, forms.end(), timed);
+    const bool tile_below = below != forms.rend() && below->chosen.tile;
+    if (tile_below && (above == forms.end() || above->chosen.tile)) form->chosen = {.tile = true};
+  }
+}
 
 struct ToTune {
   int turn = 0;
@@ -279,6 +350,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
     log_info(fmt::format("matrix products: {} of {} forms tuned", tuned, left.size()));
     next_report_s = seconds() + 2;
   }
+  for (std::vector<Form>& forms : forms_) follow_neighbours(forms);
   log_info(fmt::format("matrix products: {} forms tuned in {:.1f} s, {} from {}", tuned, seconds(), from_file,
                        tuning.cache_file.empty() ? "no file" : tuning.cache_file));
   if (tuned < left.size())

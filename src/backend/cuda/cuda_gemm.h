@@ -1,11 +1,12 @@
 #pragma once
 // cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
 //
-// A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, or the
-// kernel for few rows with some split. The number of rows is rounded up to a bucket, so that a product has few
-// forms. All forms are set up at the start, each with an algorithm; a call looks its form up and allocates
-// nothing. The rows of the padding are computed from whatever the buffer holds and mean nothing; rows do not
-// mix.
+// A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, the kernel
+// for few rows with some split, or the one for many rows, which activates a gated product itself. The others
+// leave that to a kernel after them, and their time is that of both. The number of rows is rounded up to a
+// bucket, so that a product has few forms. All forms are set up at the start, each with an algorithm; a call
+// looks its form up and allocates nothing. The rows of the padding are computed from whatever the buffer holds
+// and mean nothing; rows do not mix.
 
 #include <cuda_runtime_api.h>
 
@@ -34,14 +35,17 @@ struct GemmShape {
   int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows
   bool fp32_out = false;  // y is fp32, else fp16
   int out_stride = 0;     // elements between rows of y, at least `outputs`
+  bool gated = false;     // W is [gate, up][outputs / 2][inputs]; for multiply_gated(), out_stride is `outputs`
 };
 
 // What a shape is timed with: matrices that together exceed the L2, taken in turn as the layers of a step do,
-// and an x and a y with room for row_bucket(max_rows) rows. y is overwritten.
+// and an x and a y with room for row_bucket(max_rows) rows, and for a gated shape also what y becomes. y and
+// `activated` are overwritten.
 struct GemmOperands {
   std::vector<const void*> weights;
   const void* x = nullptr;
   void* y = nullptr;
+  void* activated = nullptr;
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
@@ -62,6 +66,12 @@ class CudaGemm {
   // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
   // Enqueues on `stream`. Alias: none. Pointers are aligned to 256 bytes.
   virtual void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) = 0;
+
+  // activated[r][o] = g / (1 + exp(-g)) * u with g = y[r][o] and u = y[r][outputs / 2 + o], both rounded to
+  // fp16; the shape is a gated one. `activated` has [row_bucket(rows)][outputs / 2] elements. y is room for the
+  // product, which may or may not be written.
+  virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                              cudaStream_t stream) = 0;
 };
 
 // Device memory that a CudaGemm takes for itself.

@@ -1,0 +1,56 @@
+// tile_gemm.cu -- launches the kernels of tile_gemm.cuh.
+
+#include "kernels/programmatic.cuh"
+#include "kernels/tile_gemm.cuh"
+#include "kernels/tile_gemm.h"
+
+namespace ekv {
+namespace {
+
+constexpr unsigned kSharedBytes = sizeof(TileGemmShared);
+static_assert(kSharedBytes <= 227 * 1024, "more than a CTA of sm_90 can have");
+
+template <class T, bool kGated>
+__global__ void __launch_bounds__(kTileThreads, 1) tile_gemm_kernel(const __grid_constant__ TileGemmParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t raw[];
+  tile_gemm<T, kGated>(p, *reinterpret_cast<TileGemmShared*>(raw));
+#endif
+}
+
+using Kernel = void (*)(TileGemmParams);
+Kernel kernel_for(const TileGemmArgs& a) {
+  if (a.element == Element::bf16)
+    return a.gated ? tile_gemm_kernel<__nv_bfloat16, true> : tile_gemm_kernel<__nv_bfloat16, false>;
+  return a.gated ? tile_gemm_kernel<__half, true> : tile_gemm_kernel<__half, false>;
+}
+
+// A cluster walks over tiles, so there are no more of them than the device holds at once.
+unsigned num_clusters(int tiles) {
+  int device, multiprocessors;
+  cuda_check(cudaGetDevice(&device));
+  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return unsigned(std::min(tiles, multiprocessors / kTileCtas));
+}
+
+}  // namespace
+
+bool has_tile_gemm(int outputs, int inputs) {
+  cudaFuncAttributes code;
+  cuda_check(cudaFuncGetAttributes(&code, tile_gemm_kernel<__half, true>));
+  return code.binaryVersion >= 90 && code.ptxVersion >= 90 && outputs > 0 && outputs % 8 == 0 && inputs > 0 &&
+         inputs % 8 == 0;
+}
+
+void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {
+  EKV_CHECK(a.rows >= 1, "a product without rows");
+  EKV_CHECK(a.element != Element::fp32, "products take bf16 or fp16");
+  EKV_CHECK(has_tile_gemm(a.outputs, a.inputs), "has_tile_gemm tells so at start-up");
+  const TileGemmParams p = make_tile_gemm_params(a);
+  const Kernel kernel = kernel_for(a);
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kSharedBytes)));
+  launch_programmatic(kernel, num_clusters(p.order.count()) * kTileCtas, kTileThreads, p, stream,
+                      {.shared_bytes = kSharedBytes, .cluster = kTileCtas});
+}
+
+}  // namespace ekv
