@@ -280,6 +280,18 @@ __device__ __forceinline__ void tensor_load(uint32_t to_shared, const void* map,
       "l"(map), "r"(barrier), "r"(c0), "r"(c1)
       : "memory");
 }
+// The same for data that is read once: it leaves the L2 before anything else does.
+__device__ __forceinline__ void tensor_load_once(uint32_t to_shared, const void* map, uint32_t barrier, int c0,
+                                                 int c1) {
+  asm volatile(
+      "{\n\t.reg .b64 once;\n\t"
+      "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n\t"
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%3, "
+      "%4}], [%2], once;\n\t}" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
+      : "memory");
+}
 // To the same place in all CTAs of the cluster that `ctas` has a bit for; each counts it on its own barrier.
 __device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const void* map, uint32_t barrier,
                                                       int c0, int c1, int c2, uint16_t ctas) {
@@ -288,6 +300,18 @@ __device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const 
       "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to_shared),
       "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
+}
+__device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const void* map, uint32_t barrier,
+                                                      int c0, int c1, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1)
+      : "memory");
+}
+// Brings a map to where the copy engine finds it soon.
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // In this thread's group of stores.
 __device__ __forceinline__ void tensor_store(const void* map, uint32_t from_shared, int c0, int c1) {

@@ -3,7 +3,9 @@
 //
 // y[r][o] = sum_i x[r][i] w[o][i], fp16 in, fp32 sums, one rounding to fp16 or none. Against exact arithmetic:
 // |error| <= (inputs * 2^-27 + 2^-20) * sum_i |x[r][i] w[o][i]| before rounding. Deterministic; a row's result
-// depends on its own x, W and `split` only, bit for bit, not on the other rows, their number or the device.
+// depends on its own x, W, `split` and the kernel only, bit for bit, not on the other rows, their number or the
+// device. There are two kernels; skinny_split.h says from how many rows on and on which devices the second one
+// has a product.
 //
 // Fewer CTAs than the device holds would leave bandwidth unused, so the inputs may be cut into `split` parts,
 // each with a CTA of its own; a cluster of them adds its sums in the order of the parts. No workspace, no
@@ -20,7 +22,7 @@
 
 namespace ekv {
 
-constexpr int kMaxSkinnyRows = 32;
+constexpr int kMaxSkinnyRows = 128;  // with wgmma; without, 32
 
 struct SkinnyGemmArgs {
   const void* w = nullptr;  // [outputs][inputs] fp16, device memory, aligned to 16 bytes

@@ -25,7 +25,7 @@ constexpr int kLanes = 32, kGroup = 128;
 
 // A product that has been started: what it reads, and where its sums go.
 struct Product {
-  float* sums = nullptr;
+  std::span<float> sums;
   uint64_t a = 0, b = 0;
   bool add = false;
   ToFloat to_float = nullptr;
@@ -38,6 +38,7 @@ struct Thread {
   std::function<bool()> waits_for;             // or empty
   std::deque<std::vector<Product>> committed;  // groups, the oldest first
   std::vector<Product> open;
+  size_t groups = 0;                // committed so far
   int stores_open = 0;              // not yet committed
   std::deque<int> stores;           // committed: numbers of jobs
   uint64_t products = 0, hash = 0;  // of descriptors: the threads of a warpgroup must agree
@@ -59,6 +60,7 @@ struct Cta {
   std::map<uint32_t, Mbarrier> barriers;
   std::map<int, Rendezvous> named;
   std::vector<Rendezvous> warps;
+  std::vector<std::vector<int>> committed;     // [warpgroup][group of products]: threads that have committed it
   std::vector<std::array<uint32_t, 4>> words;  // of each thread, between the lanes of store_matrices
   std::vector<int> unfenced;                   // per 16 bytes: the thread that wrote it, + 1
   int threads_left = 0;
@@ -73,6 +75,7 @@ struct Machine {
   std::vector<Job> jobs;
   int next_job = 0;
   Rendezvous all;
+  int ahead = -1;  // the job that is left of the kernels ahead
   const std::function<void(std::byte*)>* body = nullptr;
 };
 Machine* machine = nullptr;
@@ -164,7 +167,7 @@ void for_each_element(const TensorBoxes& t, const std::array<int, 3>& first, F f
       }
 }
 
-// The sums that this thread holds of a (64 x 16) * b (256 x 16)^T: lane (i, j) = (lane % 4, lane / 4) has rows
+// The sums that this thread holds of a (64 x 16) * b (2n x 16)^T: lane (i, j) = (lane % 4, lane / 4) has rows
 // j and j + 8 of its warp's 16, columns 2i and 2i + 1 of each 8.
 void compute(const Thread& t, const Product& p) {
   const int warp = t.index % kGroup / kLanes, in_warp = t.index % kLanes;
@@ -179,10 +182,10 @@ void compute(const Thread& t, const Product& p) {
   };
   float a[2][16], b[16];
   for (int half = 0; half < 2; ++half) row(p.a, warp * 16 + in_warp / 4 + 8 * half, a[half]);
-  for (int column = 0; column < 64; ++column) {
+  for (int column = 0; column < int(p.sums.size()) / 2; ++column) {
     row(p.b, column / 2 * 8 + in_warp % 4 * 2 + column % 2, b);
     for (int half = 0; half < 2; ++half) {
-      float& sum = p.sums[column / 2 * 4 + half * 2 + column % 2];
+      float& sum = p.sums[size_t(column / 2 * 4 + half * 2 + column % 2)];
       if (!p.add) sum = 0;
       for (int k = 0; k < 16; ++k) sum += a[half][k] * b[k];
     }
@@ -210,6 +213,7 @@ void make_threads() {
     Cta& c = m.ctas[size_t(cta)];
     c.memory.resize(m.shape.shared_bytes + 1024, std::byte(0xff));  // NaN
     c.shared = c.memory.data() + (1024 - reinterpret_cast<uintptr_t>(c.memory.data()) % 1024) % 1024;
+    c.committed.resize(size_t(m.shape.threads / kGroup + 1));
     c.warps.resize(size_t(m.shape.threads / kLanes)), c.words.resize(size_t(m.shape.threads));
     c.unfenced.resize(m.shape.shared_bytes / 16 + 1);
     c.threads_left = m.shape.threads;
@@ -260,6 +264,7 @@ void run_cluster(const ClusterShape& shape, unsigned seed, const std::function<v
   m.shape = shape, m.body = &body;
   m.rng.seed(seed);
   machine = &m;
+  if (shape.kernels_ahead) m.ahead = add_job(shape.kernels_ahead);
   make_threads();
   while (run_something()) {
   }
@@ -269,11 +274,17 @@ void run_cluster(const ClusterShape& shape, unsigned seed, const std::function<v
 
 uint3 thread_index() { return {unsigned(self().index), 0, 0}; }
 uint3 block_index() { return {machine->shape.first_block + unsigned(self().cta), 0, 0}; }
+unsigned block_size() { return unsigned(machine->shape.threads); }
 dim3 grid_size() { return dim3(machine->shape.grid); }
 
 void warp_barrier() { meet(own_cta().warps[size_t(self().index / kLanes)], kLanes, true); }
 void named_barrier(int barrier, int threads, bool waits) { meet(own_cta().named[barrier], threads, waits); }
 void cluster_barrier() { meet(machine->all, machine->shape.ctas * machine->shape.threads, true); }
+void wait_kernels_ahead() {
+  wait_until([] { return machine->ahead < 0 || !is_pending(machine->ahead); });
+}
+
+std::byte* place_in(const void* shared, int rank) { return at(rank, address_of(shared), 1); }
 
 uint32_t address_of(const void* shared) {
   return kFirstAddress + uint32_t(static_cast<const std::byte*>(shared) - own_cta().shared);
@@ -354,7 +365,7 @@ void wait_stores() {
   }
 }
 
-void add_product(float (&sums)[128], uint64_t a, uint64_t b, bool add, ToFloat to_float) {
+void add_product(std::span<float> sums, uint64_t a, uint64_t b, bool add, ToFloat to_float) {
   Thread& t = self();
   ++t.products;
   t.hash = (t.hash ^ a ^ b * 3 ^ uint64_t(add)) * 0x100000001b3u;
@@ -365,13 +376,24 @@ void commit_products() {
   Thread& t = self();
   t.committed.push_back(std::move(t.open));
   t.open.clear();
+  std::vector<int>& committed = own_cta().committed[size_t(t.index / kGroup)];
+  if (++t.groups > committed.size()) committed.push_back(0);
+  ++committed[t.groups - 1];
   if (maybe()) return;
   while (!t.committed.empty()) compute_oldest(t);  // read at once
 }
+// Products are the warpgroup's: when one thread has waited for a group, those of the others are done, too.
 void wait_products(int pending) {
-  Thread& t = self();
-  while (int(t.committed.size()) > pending) compute_oldest(t);
-  warp_barrier();  // .sync.aligned: of a warp, not of a warpgroup
+  const Thread& t = self();
+  if (t.groups <= size_t(pending)) return;
+  const size_t target = t.groups - size_t(pending);
+  const std::vector<int>& committed = own_cta().committed[size_t(t.index / kGroup)];
+  wait_until([&committed, target] { return committed[target - 1] == kGroup; });
+  const int first = t.cta * machine->shape.threads + t.index / kGroup * kGroup;
+  for (int i = first; i < first + kGroup; ++i) {
+    Thread& other = *machine->threads[size_t(i)];
+    while (other.groups - other.committed.size() < target) compute_oldest(other);
+  }
 }
 
 }  // namespace ekv::emulator

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 namespace ekv::emulator {
 
@@ -22,6 +23,7 @@ struct ClusterShape {
   int ctas = 1, threads = 32;  // of the cluster; of a CTA
   size_t shared_bytes = 0;     // of a CTA
   unsigned first_block = 0, grid = 1;
+  std::function<void()> kernels_ahead;  // or empty: what they still do, at any time after this one began
 };
 
 // Runs all threads of one cluster to their end; each calls `body` with the shared memory of its CTA.
@@ -37,11 +39,14 @@ struct TensorBoxes {
 
 uint3 thread_index();
 uint3 block_index();
+unsigned block_size();
 dim3 grid_size();
 void warp_barrier();
 void named_barrier(int barrier, int threads, bool waits);
 void cluster_barrier();
+void wait_kernels_ahead();
 
+std::byte* place_in(const void* shared, int rank);
 uint32_t address_of(const void* shared);
 uint32_t address_in(uint32_t shared, uint32_t rank);
 void init_barrier(uint32_t barrier, int arrivals);
@@ -56,7 +61,8 @@ void commit_stores();
 void wait_stores();
 
 using ToFloat = float (*)(uint16_t bits);
-void add_product(float (&sums)[128], uint64_t a, uint64_t b, bool add, ToFloat to_float);
+// `sums` of a thread: half as many as b has rows.
+void add_product(std::span<float> sums, uint64_t a, uint64_t b, bool add, ToFloat to_float);
 void commit_products();
 void wait_products(int pending);
 

@@ -1,5 +1,6 @@
 // The skinny product against its formula: in whole numbers, whose sums are exact in any order, and in real
-// ones.
+// ones. Linked to plain loops, to the GPU, and to one of the two kernels' own code on an emulated cluster.
+// Every case runs in every way that the device has (skinny_split.h), also where a product would take another.
 
 #include "kernels/skinny_gemm.h"
 
@@ -11,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/skinny_split.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/number_formats.h"
 
@@ -27,6 +29,14 @@ struct Product {
 struct Data {
   std::vector<uint16_t> w, x;
 };
+
+std::vector<SkinnyWay> ways(const Product& c) {
+  return skinny_ways(skinny_device(), c.rows, c.outputs, c.inputs);
+}
+std::string name_of(const SkinnyWay& way) {
+  return std::string(way.unit == SkinnyUnit::mma ? "mma" : "wgmma") + ", split " + std::to_string(way.split) +
+         ", columns " + std::to_string(way.columns);
+}
 
 Data whole_numbers(const Product& c, unsigned seed) {
   std::mt19937 rng(seed);
@@ -71,7 +81,7 @@ Expected expected(const Product& c, const Data& d) {
 
 // Rows of y are three elements longer than they need to be and there is one row too many; all of that stays
 // poisoned.
-std::vector<double> multiply(const Product& c, const Data& d, int split) {
+std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& way) {
   // Poison behind x: what the kernel reads past its last row must not count.
   std::vector<uint16_t> x = d.x;
   x.resize(x.size() + 64, kPoison);
@@ -80,8 +90,8 @@ std::vector<double> multiply(const Product& c, const Data& d, int split) {
   SkinnyGemmArgs a;
   a.w = d_w.data(), a.x = d_x.data(), a.y = d_y.data();
   a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.out_stride = stride;
-  a.fp32_out = c.fp32_out, a.split = split;
-  launch_skinny_gemm(a, nullptr);
+  a.fp32_out = c.fp32_out, a.split = way.split;
+  launch_skinny_way(a, way, nullptr);
 
   const std::vector<uint16_t> bits = d_y.host();
   std::vector<double> y;
@@ -103,10 +113,10 @@ std::vector<double> multiply(const Product& c, const Data& d, int split) {
 void expect_whole_numbers(const Product& c, unsigned seed) {
   const Data d = whole_numbers(c, seed);
   const Expected e = expected(c, d);
-  for (int split : find_skinny(c.rows, c.outputs, c.inputs)) {
+  for (const SkinnyWay& way : ways(c)) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << " rows " << c.rows << " outputs " << c.outputs
-                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " split " << split);
-    const std::vector<double> y = multiply(c, d, split);
+                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " " << name_of(way));
+    const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i)
       ASSERT_EQ(y[i], c.fp32_out ? e.sum[i] : round_to_half(e.sum[i]))
           << "row " << i / c.outputs << " output " << i % c.outputs;
@@ -121,13 +131,13 @@ TEST_P(SkinnyGemm, RealNumbersAreWithinTheBound) {
   const Product c = GetParam();
   const Data d = real_numbers(c, 2);
   const Expected e = expected(c, d);
-  for (int split : find_skinny(c.rows, c.outputs, c.inputs)) {
-    const std::vector<double> y = multiply(c, d, split);
+  for (const SkinnyWay& way : ways(c)) {
+    const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i) {
       const double bound = (c.inputs * 0x1p-27 + 0x1p-20) * e.magnitude[i];
       const double rounding = c.fp32_out ? 0 : half_step(Element::fp16, std::fabs(e.sum[i]) + bound);
       ASSERT_NEAR(y[i], e.sum[i], bound + rounding)
-          << "row " << i / c.outputs << " output " << i % c.outputs << " split " << split;
+          << "row " << i / c.outputs << " output " << i % c.outputs << " " << name_of(way);
     }
   }
 }
@@ -138,7 +148,11 @@ INSTANTIATE_TEST_SUITE_P(Tails, SkinnyGemm,
                                          Product{8, 63, 248, false},     // one too few
                                          Product{9, 130, 2056, true},    // a tile of rows too many, every split
                                          Product{17, 70, 520, false},    //
-                                         Product{32, 129, 1000, true}),  // all rows
+                                         Product{32, 129, 1000, true},   // all rows of mma
+                                         Product{33, 127, 72, false},    // a tile of rows, and inputs, too many
+                                         Product{64, 260, 712, false},   // four outputs at a time
+                                         Product{65, 131, 1096, true},   //
+                                         Product{128, 257, 520, true}),  // all rows
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
                          testing::Values(Product{1, 576, 1536, false},   // SmolLM2-135M's down
@@ -149,69 +163,117 @@ INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
 
 TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
   std::mt19937 rng(3);
-  for (int round = 0; round < std::max(20, long_run(200)); ++round) {
-    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 300), 8 * (1 + int(rng() % 300)),
+  for (int round = 0; round < std::max(4, long_run(200)); ++round) {
+    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 300), 8 * (1 + int(rng() % 150)),
                     rng() % 2 == 0};
     expect_whole_numbers(c, rng());
     if (HasFatalFailure()) return;
   }
 }
 
+// Every tail of a tile of rows; few outputs and inputs, none of them whole.
+TEST(SkinnyGemmRows, EveryNumber) {
+  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows) {
+    expect_whole_numbers({rows, 1 + rows % 3 * 67, 136 + rows % 2 * 64, rows % 5 < 2}, unsigned(rows));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
 // A row's bits are the same alone and among others, whatever those hold: also where there are NaN and
-// infinities.
+// infinities. They depend on kernel and split, and on nothing else.
 TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
-  const Product all{kMaxSkinnyRows, 96, 1288, true};
-  Data d = real_numbers(all, 4);
-  for (int split : find_skinny(all.rows, all.outputs, all.inputs)) {
-    const std::vector<double> y = multiply(all, d, split);
-    for (int rows : {1, 2, 7, 8, 9, 16, 17, 31}) {
+  for (const SkinnyWay& way : ways({1, 96, 1288, true})) {
+    const int most = way.unit == SkinnyUnit::mma ? kMaxMmaRows : kMaxSkinnyRows;
+    const Product all{most, 96, 1288, true};
+    const Data d = real_numbers(all, 4);
+    const std::vector<double> y = multiply(all, d, way);
+    for (int rows : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 127}) {
+      if (rows > most) continue;
       const Product some{rows, all.outputs, all.inputs, true};
       Data part = d;
       part.x.resize(size_t(rows) * all.inputs);
       if (rows > 2)
         for (int i = 0; i < all.inputs; ++i)
           part.x[size_t(rows - 1) * all.inputs + i] = i % 2 ? 0x7c00 : 0x7e00;
-      const std::vector<double> few = multiply(some, part, split);
-      for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
-        ASSERT_EQ(few[i], y[i]) << rows << " rows, split " << split << ", element " << i;
+      for (const SkinnyWay& same : ways(some)) {
+        if (same.unit != way.unit || same.split != way.split) continue;
+        const std::vector<double> few = multiply(some, part, same);
+        for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
+          ASSERT_EQ(few[i], y[i]) << rows << " rows, " << name_of(same) << ", element " << i;
+      }
     }
   }
 }
 
-// Each product reads what the one before has written: 40 permutations, one after the other, move values and
-// round none.
-TEST(SkinnyGemmChain, WaitsForWhatIsAhead) {
-  constexpr int kSize = 1024, kProducts = 40, kRows = 3;
+TEST(SkinnyGemmRows, TwentyRepeatsAreTheSame) {
+  const Product c{50, 300, 2056, true};
+  const Data d = real_numbers(c, 6);
+  for (const SkinnyWay& way : ways(c)) {
+    const std::vector<double> first = multiply(c, d, way);
+    for (int n = 0; n < std::max(1, long_run(20)); ++n) ASSERT_EQ(multiply(c, d, way), first) << name_of(way);
+  }
+}
+
+// Each product reads what the one before has written: permutations, one after the other, move values and round
+// none.
+void expect_chain(int rows, int size, int products) {
   std::mt19937 rng(5);
-  std::vector<int> from(kSize);
-  for (int i = 0; i < kSize; ++i) from[i] = i;
+  std::vector<int> from(static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) from[i] = i;
   std::shuffle(from.begin(), from.end(), rng);
-  std::vector<uint16_t> w(size_t(kSize) * kSize, half_bits(0)), x;
-  for (int o = 0; o < kSize; ++o) w[size_t(o) * kSize + from[o]] = half_bits(1);
-  for (int i = 0; i < kRows * kSize; ++i) x.push_back(half_bits(int(rng() % 2000)));
-  for (int split : find_skinny(kRows, kSize, kSize)) {
+  std::vector<uint16_t> w(size_t(size) * size, half_bits(0)), x;
+  for (int o = 0; o < size; ++o) w[size_t(o) * size + from[o]] = half_bits(1);
+  for (int i = 0; i < rows * size; ++i) x.push_back(half_bits(int(rng() % 2000)));
+  for (const SkinnyWay& way : ways({rows, size, size, false})) {
     const DeviceVector<uint16_t> d_w(w);
     DeviceVector<uint16_t> d_x[2] = {DeviceVector<uint16_t>(x), DeviceVector<uint16_t>(x.size(), kPoison)};
     std::vector<uint16_t> want = x;
-    for (int n = 0; n < kProducts; ++n) {
+    for (int n = 0; n < products; ++n) {
       SkinnyGemmArgs a;
       a.w = d_w.data(), a.x = d_x[n % 2].data(), a.y = d_x[1 - n % 2].data();
-      a.rows = kRows, a.outputs = a.inputs = a.out_stride = kSize, a.split = split;
-      launch_skinny_gemm(a, nullptr);
+      a.rows = rows, a.outputs = a.inputs = a.out_stride = size, a.split = way.split;
+      launch_skinny_way(a, way, nullptr);
       const std::vector<uint16_t> before = want;
-      for (int i = 0; i < kRows * kSize; ++i) want[i] = before[i / kSize * kSize + from[i % kSize]];
+      for (int i = 0; i < rows * size; ++i) want[i] = before[i / size * size + from[i % size]];
     }
-    ASSERT_EQ(d_x[kProducts % 2].host(), want) << "split " << split;
+    ASSERT_EQ(d_x[products % 2].host(), want) << name_of(way);
   }
 }
 
+TEST(SkinnyGemmChain, WaitsForWhatIsAhead) {
+  expect_chain(3, 1024, std::max(2, long_run(40)));
+  expect_chain(40, 1024, std::max(2, long_run(40)));
+}
+
 TEST(SkinnyGemmFind, SaysWhatItDoesNotDo) {
+  const SkinnyDevice device = skinny_device();
+  const int most = std::max(device.mma_rows, device.wgmma_rows);
   EXPECT_FALSE(find_skinny(1, 4096, 4096).empty());
-  EXPECT_FALSE(find_skinny(kMaxSkinnyRows, 1, 8).empty());
-  EXPECT_TRUE(find_skinny(kMaxSkinnyRows + 1, 4096, 4096).empty());
+  EXPECT_FALSE(find_skinny(most, 1, 8).empty());
+  EXPECT_TRUE(find_skinny(most + 1, 4096, 4096).empty());
   EXPECT_TRUE(find_skinny(0, 4096, 4096).empty());
   EXPECT_TRUE(find_skinny(1, 4096, 4092).empty());
-  EXPECT_EQ(find_skinny(1, 64, 248), std::vector<int>{1});  // nothing to cut
+  EXPECT_EQ(find_skinny(1, 64, 56), std::vector<int>{1});  // nothing to cut
+}
+
+TEST(SkinnyGemmFind, EverySplitHasAWay) {
+  const SkinnyDevice device = skinny_device();
+  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
+    for (const int split : find_skinny(rows, 4096, 4096)) {
+      const std::vector<SkinnyWay> all = skinny_ways(device, rows, 4096, 4096);
+      EXPECT_EQ(std::ranges::count(all, skinny_way(device, rows, split)), 1)
+          << rows << " rows, split " << split;
+    }
+}
+
+// The rule of skinny_split.cpp on an H200, with an older device, and without clusters.
+TEST(SkinnyGemmFind, FewestRowsGoToMma) {
+  const SkinnyDevice hopper{32, 128, 8, 264}, older{32, 0, 1, 216};
+  EXPECT_EQ(skinny_way(hopper, 1, 4), (SkinnyWay{SkinnyUnit::mma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 8, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 64, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 2}));
+  EXPECT_EQ(skinny_way(hopper, 64, 8), (SkinnyWay{SkinnyUnit::wgmma, 8, 1}));
+  EXPECT_EQ(skinny_way(older, 32, 1), (SkinnyWay{SkinnyUnit::mma, 1, 1}));
 }
 
 }  // namespace

@@ -21,14 +21,12 @@ std::vector<float> half_row(const void* matrix, size_t row, size_t columns) {
 
 }  // namespace
 
-std::vector<int> find_skinny(int rows, int outputs, int inputs) {
-  return skinny_splits(rows, outputs, inputs, kMaxSkinnySplit, 256);
+SkinnyDevice skinny_device() {
+  return {.mma_rows = kMaxMmaRows, .wgmma_rows = kMaxSkinnyRows, .cluster = kMaxSkinnySplit, .num_ctas = 264};
 }
 
-void launch_skinny_gemm(const SkinnyGemmArgs& a, cudaStream_t) {
-  const std::vector<int> splits = find_skinny(a.rows, a.outputs, a.inputs);
-  EKV_CHECK(std::find(splits.begin(), splits.end(), a.split) != splits.end(), "not a split of find_skinny");
-  EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
+void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream_t) {
+  check_skinny(a, way, skinny_device());
   std::vector<std::vector<float>> x;
   for (int r = 0; r < a.rows; ++r) x.push_back(half_row(a.x, r, a.inputs));
   for (int o = 0; o < a.outputs; ++o) {

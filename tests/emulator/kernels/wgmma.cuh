@@ -33,4 +33,9 @@ void wgmma_shared(float (&d)[128], uint64_t a, uint64_t b, bool add) {
   emulator::add_product(d, a, b, add, to_float);
 }
 
+template <int n>
+void wgmma_shared(float (&d)[n], uint64_t a, uint64_t b, bool add) {
+  emulator::add_product(d, a, b, add, [](uint16_t bits) { return float(same_bits<__half>(bits)); });
+}
+
 }  // namespace ekv
