@@ -49,10 +49,11 @@ class CudaGemmTest : public testing::Test {
       w_.push_back(random(size_t(s.outputs) * size_t(s.inputs))), x_.push_back(random(rows * size_t(s.inputs)));
       d_w_.push_back(on_device(w_.back())), d_x_.push_back(on_device(x_.back()));
       d_y_.emplace_back(rows * size_t(s.out_stride)), d_activated_.emplace_back(rows * size_t(s.outputs / 2));
-      operands_.push_back({{d_w_.back().data()},
-                           d_x_.back().data(),
-                           d_y_.back().data(),
-                           s.gated ? d_activated_.back().data() : nullptr});
+      operands_.push_back({.weights = {d_w_.back().data()},
+                           .x = d_x_.back().data(),
+                           .y = d_y_.back().data(),
+                           .activated = s.gated ? d_activated_.back().data() : nullptr,
+                           .between = [this](int rows, cudaStream_t) { EXPECT_GE(rows, 1), ++between_; }});
     }
   }
 
@@ -122,6 +123,7 @@ class CudaGemmTest : public testing::Test {
   std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_, d_activated_;
   std::vector<DeviceBuffer<float>> d_y_;
   std::vector<GemmOperands> operands_;
+  int between_ = 0;  // launches of what a step has between products
 };
 
 TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
@@ -131,6 +133,7 @@ TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
   expect_products(**gemm);
   (*gemm)->tune(operands_, {.cache_file = path.string()}, stream_.get());
   expect_products(**gemm);
+  EXPECT_GT(between_, 100) << "products are timed as links of a chain";
   const GemmCache kept = load_gemm_cache(path);
   ASSERT_EQ(kept.devices.size(), 1u);
   EXPECT_GT(kept.devices.begin()->second.size(), 10u);

@@ -60,7 +60,7 @@ TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
 }
 
 TEST(GemmCache, RefusesOtherFiles) {
-  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 1\nend 1 0\n", "elastickv gemm cache 2\n"})
+  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 2\nend 1 0\n", "elastickv gemm cache 3\n"})
     EXPECT_FALSE(parse_gemm_cache(text)) << text;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_forward.h"
+#include "kernels/layer_ops.h"
 
 namespace ekv {
 namespace {
@@ -37,13 +38,32 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
            .out_stride = sizes_.logit_stride}};
 }
 
-// In the order of Product.
+// In the order of Product. Between products a norm stands for all small kernels: one that makes x where the
+// step has a norm ahead of the product, else one that reads y. None at the LM head, whose neighbours are not
+// launched programmatically.
 std::vector<GemmOperands> CudaForward::gemm_operands() {
-  std::vector<GemmOperands> all{{{}, normed_.data(), wide_.data()},
-                                {{}, attended_.data(), delta_.data()},
-                                {{}, normed_.data(), wide_.data(), attended_.data()},
-                                {{}, attended_.data(), delta_.data()},
-                                {{weights_.lm_head()}, gathered_.data(), logits_.data()}};
+  const auto norm_of = [this](const DeviceTensor& x) {
+    return [this, &x](int rows, cudaStream_t stream) {
+      launch_rms_norm({.x = x.data(),
+                       .weight = weights_.final_norm.data(),
+                       .out = normed_.data(),
+                       .num_rows = rows,
+                       .hidden = model_.hidden,
+                       .epsilon = float(model_.rms_eps),
+                       .element = Element::fp16},
+                      stream);
+    };
+  };
+  std::vector<GemmOperands> all{
+      {.weights = {}, .x = normed_.data(), .y = wide_.data(), .between = norm_of(attended_)},
+      {.weights = {}, .x = attended_.data(), .y = delta_.data(), .between = norm_of(delta_)},
+      {.weights = {},
+       .x = normed_.data(),
+       .y = wide_.data(),
+       .activated = attended_.data(),
+       .between = norm_of(attended_)},
+      {.weights = {}, .x = attended_.data(), .y = delta_.data(), .between = norm_of(delta_)},
+      {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data(), .between = {}}};
   for (const CudaLayer& layer : weights_.layers) {
     all[kQkv].weights.push_back(layer.qkv.data());
     all[kOut].weights.push_back(layer.o.data());

@@ -284,6 +284,7 @@ class CublasGemm : public CudaGemm {
     const int launches = form.rows > 512 ? 2 : std::min(kLaunches, std::max(2, int(operands.weights.size())));
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
+        if (operands.between) operands.between(form.rows, stream);
         const void* w = operands.weights[size_t(n) % operands.weights.size()];
         return launch(form, choices[i], {w, operands.x, operands.y, operands.activated, form.rows}, stream) ==
                CUBLAS_STATUS_SUCCESS;

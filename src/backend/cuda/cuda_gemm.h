@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,6 +47,10 @@ struct GemmOperands {
   const void* x = nullptr;
   void* y = nullptr;
   void* activated = nullptr;
+  // Enqueues what a step has between two products, for so many rows; may be empty. The product is timed with
+  // it, as a link of a chain: what a candidate reads while that kernel still runs, and how soon the next one
+  // can begin after it, is part of what the step gets. It leaves x a sensible input, or alone.
+  std::function<void(int rows, cudaStream_t stream)> between;
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
