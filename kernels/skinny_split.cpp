@@ -68,6 +68,7 @@ void check_skinny(const SkinnyGemmArgs& a, const SkinnyWay& way, const SkinnyDev
   EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
   EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");
   EKV_CHECK(a.split == 1 || a.inputs >= a.split * inputs_of(way.unit), "a part without inputs");
+  EKV_CHECK(!a.gated || (way.unit == SkinnyUnit::wgmma && !a.fp32_out), "no gated product of this kind");
   EKV_CHECK(way.split == a.split && (way.columns == 1 || (way.columns == 2 && a.rows > 8)), "no such way");
   EKV_CHECK(a.split * way.columns <= device.cluster,
             "the device has no such clusters; find_skinny tells at start-up");
@@ -77,6 +78,8 @@ std::vector<int> find_skinny(int rows, int outputs, int inputs) {
   const SkinnyDevice device = skinny_device();
   return splits(device, unit_for(device, rows), rows, outputs, inputs);
 }
+
+bool find_skinny_gated(int rows) { return unit_for(skinny_device(), rows) == SkinnyUnit::wgmma; }
 
 void launch_skinny_gemm(const SkinnyGemmArgs& a, cudaStream_t stream) {
   launch_skinny_way(a, skinny_way(skinny_device(), a.rows, a.split), stream);

@@ -18,14 +18,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyCtasPerMultiprocessor)
 template <int kRows>
 void launch(const SkinnyGemmArgs& a, int columns, cudaStream_t stream) {
   const auto kernel = skinny_wgmma_kernel<kRows>;
-  constexpr int kBytes = sizeof(SkinnyShared<kRows>);
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  constexpr unsigned kBytes = SkinnyShared<kRows>::bytes();
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes)));
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
-  const int tiles = ceil_div(a.outputs, kWgmmaOutputs), cluster = a.split * columns;
-  launch_programmatic(kernel, unsigned(ceil_div(tiles, columns) * cluster), kSkinnyThreads,
+  launch_programmatic(kernel, unsigned(skinny_grid(a, columns)), kSkinnyThreads,
                       make_skinny_params(a, columns, kRows), stream,
-                      {.shared_bytes = kBytes, .cluster = unsigned(cluster)});
+                      {.shared_bytes = kBytes, .cluster = unsigned(a.split * columns)});
 }
 
 }  // namespace

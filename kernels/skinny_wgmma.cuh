@@ -30,7 +30,7 @@ constexpr int kSkinnyRowsWarp = kSkinnyWeightWarp + 1;       // loads x
 constexpr int kSkinnyThreads = (kSkinnyRowsWarp + 1) * kWarpSize;
 constexpr int kSkinnyRowBytes = kWgmmaInputs * 2;                    // of a stage: the width of the swizzle
 constexpr int kSkinnyWeightBytes = kWgmmaOutputs * kSkinnyRowBytes;  // of a stage
-constexpr int kSkinnyHalves = kWgmmaOutputs / 64;                    // of the outputs, one wgmma each
+constexpr int kSkinnyHalf = 64, kSkinnyHalves = kWgmmaOutputs / kSkinnyHalf;  // rows of W of one wgmma
 constexpr int kSkinnyPitch = kWgmmaOutputs + 4;  // floats per row of sums: the 32 stores of a warp hit 32 banks
 
 // kRows: the width of wgmma, at least the rows of the product.
@@ -48,18 +48,28 @@ struct SkinnyShared {
   alignas(1024) uint8_t x[Stages::kX][Stages::kXBytes];
   uint64_t w_full[Stages::kW], w_empty[Stages::kW], x_full[Stages::kX], x_empty[Stages::kX];
 
+  // Without what the alignment adds at the end.
+  static constexpr unsigned bytes() { return offsetof(SkinnyShared, x_empty) + sizeof(x_empty); }
+
   // [row][kSkinnyPitch] of this part, in place of the stages when all have been read.
   __device__ float* sums() { return reinterpret_cast<float*>(w); }
   static constexpr size_t kSumBytes = size_t(kRows) * kSkinnyPitch * sizeof(float);
 };
 // Two CTAs on a multiprocessor of 228 KiB, of which each takes 1 KiB for the system.
-static_assert(sizeof(SkinnyShared<8>) <= 113 * 1024 && sizeof(SkinnyShared<16>) <= 113 * 1024 &&
-              sizeof(SkinnyShared<32>) <= 113 * 1024 && sizeof(SkinnyShared<64>) <= 113 * 1024 &&
-              sizeof(SkinnyShared<128>) <= 113 * 1024);
+template <int kRows>
+constexpr bool kSkinnyFitsTwice = 2 * (SkinnyShared<kRows>::bytes() + 1024) <= 228 * 1024;
+static_assert(kSkinnyFitsTwice<8> && kSkinnyFitsTwice<16> && kSkinnyFitsTwice<32> && kSkinnyFitsTwice<64> &&
+              kSkinnyFitsTwice<128>);
 static_assert(SkinnyShared<128>::kSumBytes <= offsetof(SkinnyShared<128>, w_full));
 
+// Outputs of a CTA: of a gated product half of its rows of W are of gate, half of up.
+constexpr int skinny_outputs(const SkinnyGemmArgs& a) { return a.gated ? kSkinnyHalf : kWgmmaOutputs; }
+constexpr int skinny_grid(const SkinnyGemmArgs& a, int columns) {
+  return ceil_div(ceil_div(a.outputs, skinny_outputs(a)), columns) * columns * a.split;
+}
+
 struct SkinnyParams {
-  CUtensorMap w;  // [outputs][inputs], boxes of kWgmmaOutputs x kWgmmaInputs
+  CUtensorMap w;  // [outputs, gated twice as many][inputs], boxes of kSkinnyHalf x kWgmmaInputs
   CUtensorMap x;  // [rows][inputs], boxes of kRows / columns x kWgmmaInputs
   SkinnyGemmArgs a;
   int columns;
@@ -70,7 +80,7 @@ struct SkinnyParams {
 inline SkinnyParams make_skinny_params(const SkinnyGemmArgs& a, int columns, int room) {
   const uint64_t inputs = uint64_t(a.inputs), outputs = uint64_t(a.outputs), rows = uint64_t(a.rows);
   SkinnyParams p{};
-  p.w = make_tensor_map(Element::fp16, a.w, {inputs, outputs}, {kWgmmaInputs, kWgmmaOutputs});
+  p.w = make_tensor_map(Element::fp16, a.w, {inputs, outputs * (a.gated ? 2 : 1)}, {kWgmmaInputs, kSkinnyHalf});
   p.x = make_tensor_map(Element::fp16, a.x, {inputs, rows}, {kWgmmaInputs, uint32_t(room / columns)});
   p.a = a, p.columns = columns;
   const size_t quad_bytes = 4 * (a.fp32_out ? sizeof(float) : sizeof(uint16_t));
@@ -93,7 +103,7 @@ struct SkinnyPart {
     const int ctas = p.a.split * p.columns, rank = int(blockIdx.x) % ctas,
               all = ceil_div(p.a.inputs, kWgmmaInputs);
     part = rank / p.columns, column = rank % p.columns;
-    first_output = (int(blockIdx.x) / ctas * p.columns + column) * kWgmmaOutputs;
+    first_output = (int(blockIdx.x) / ctas * p.columns + column) * skinny_outputs(p.a);
     first_block = all * part / p.a.split;
     blocks = all * (part + 1) / p.a.split - first_block;
   }
@@ -130,8 +140,10 @@ class SkinnyWeights {
   __device__ void load() {
     const uint32_t full = shared_address(&shared_.w_full[place_.stage]);
     mbarrier_arrive_expect(full, kSkinnyWeightBytes);
-    tensor_load_once(shared_address(shared_.w[place_.stage]), &p_.w, full,
-                     (part_.first_block + next_) * kWgmmaInputs, part_.first_output);
+    for (int half = 0; half < kSkinnyHalves; ++half)
+      tensor_load_once(shared_address(shared_.w[place_.stage] + half * kSkinnyHalf * kSkinnyRowBytes), &p_.w,
+                       full, (part_.first_block + next_) * kWgmmaInputs,
+                       part_.first_output + half * (p_.a.gated ? p_.a.outputs : kSkinnyHalf));
     place_.advance();
   }
 
@@ -210,7 +222,7 @@ class SkinnySums {
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
         const int row = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
-        const int output = half * 64 + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4;
+        const int output = half * kSkinnyHalf + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4;
         sums[row * kSkinnyPitch + output] = sums_[half][i];
       }
   }
@@ -232,7 +244,7 @@ class SkinnySums {
     for (int step = 0; step < kWgmmaInputs / 16; ++step)
 #pragma unroll
       for (int half = 0; half < kSkinnyHalves; ++half)
-        wgmma_shared(sums_[half], wgmma_at(wgmma_tile(w + half * 64 * kSkinnyRowBytes), step * 32),
+        wgmma_shared(sums_[half], wgmma_at(wgmma_tile(w + half * kSkinnyHalf * kSkinnyRowBytes), step * 32),
                      wgmma_at(x, step * 32), more || step > 0);
     wgmma_commit();
     wgmma_wait<0>();
@@ -275,22 +287,37 @@ __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int
   }
 }
 
-// Adds up the parts, this CTA for its share of the outputs, four at a time: all parts of them are asked for
-// before the first is added.
-__device__ __forceinline__ void add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  const int outputs = kWgmmaOutputs / p.a.split, quads = outputs / 4;
+// The sums of four neighbouring rows of W over the parts, which are all asked for before the first is added.
+__device__ __forceinline__ float4 add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  float4* const at = reinterpret_cast<float4*>(sums);
+  float4 of_part[kMaxSkinnySplit]{};
+#pragma unroll
+  for (int n = 0; n < kMaxSkinnySplit; ++n)
+    if (n < p.a.split) of_part[n] = *shared_of(n * p.columns + part.column, at);
+  float4 sum = of_part[0];
+#pragma unroll
+  for (int n = 1; n < kMaxSkinnySplit; ++n)
+    if (n < p.a.split)
+      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
+  return sum;
+}
+
+__device__ __forceinline__ float gate_skinny(float gate, float up) {
+  return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
+}
+
+// Each CTA of the cluster finishes its share of the outputs, four at a time. `sums`: of this part.
+__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  const int outputs = skinny_outputs(p.a) / p.a.split, quads = outputs / 4;
   for (int i = threadIdx.x; i < p.a.rows * quads; i += kSkinnyThreads) {
     const int row = i / quads, output = part.part * outputs + i % quads * 4;
-    float4* const at = reinterpret_cast<float4*>(sums + row * kSkinnyPitch + output);
-    float4 of_part[kMaxSkinnySplit]{};
-#pragma unroll
-    for (int n = 0; n < kMaxSkinnySplit; ++n)
-      if (n < p.a.split) of_part[n] = *shared_of(n * p.columns + part.column, at);
-    float4 sum = of_part[0];
-#pragma unroll
-    for (int n = 1; n < kMaxSkinnySplit; ++n)
-      if (n < p.a.split)
-        sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
+    float* const at = sums + row * kSkinnyPitch + output;
+    float4 sum = add_skinny_parts(p, part, at);
+    if (p.a.gated) {
+      const float4 up = add_skinny_parts(p, part, at + kSkinnyHalf);
+      sum.x = gate_skinny(sum.x, up.x), sum.y = gate_skinny(sum.y, up.y);
+      sum.z = gate_skinny(sum.z, up.z), sum.w = gate_skinny(sum.w, up.w);
+    }
     store_skinny(p, row, part.first_output + output, sum);
   }
 }
@@ -317,7 +344,7 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
   }
   __syncwarp();
   cluster_barrier();  // the sums of all parts are there
-  add_skinny_parts(p, part, shared.sums());
+  finish_skinny(p, part, shared.sums());
   if (p.a.split * p.columns > 1) cluster_barrier();  // nobody leaves whose sums are read or barriers signalled
 }
 

@@ -27,12 +27,12 @@ void run_grid(const SkinnyGemmArgs& a, int columns) {
   SkinnyGemmArgs late = a;
   late.x = x;
   const SkinnyParams p = make_skinny_params(late, columns, kRows);
-  const int cluster = a.split * columns, grid = ceil_div(ceil_div(a.outputs, kWgmmaOutputs), columns) * cluster;
+  const int cluster = a.split * columns, grid = skinny_grid(a, columns);
   for (int first = 0; first < grid; first += cluster) {
     std::fill_n(x, values, uint16_t(0x7e00));  // NaN
     const std::vector<std::byte> before(y, y + y_bytes(a));
     emulator::ClusterShape shape;
-    shape.ctas = cluster, shape.threads = kSkinnyThreads, shape.shared_bytes = sizeof(SkinnyShared<kRows>);
+    shape.ctas = cluster, shape.threads = kSkinnyThreads, shape.shared_bytes = SkinnyShared<kRows>::bytes();
     shape.first_block = unsigned(first), shape.grid = unsigned(grid);
     shape.kernels_ahead = [&] {
       EKV_CHECK(std::equal(before.begin(), before.end(), y),

@@ -24,6 +24,8 @@ constexpr uint16_t kPoison = 0xffff;  // NaN in fp16; two of them are one in fp3
 struct Product {
   int rows, outputs, inputs;
   bool fp32_out;
+  bool gated = false;
+  int matrix_rows() const { return gated ? 2 * outputs : outputs; }
 };
 
 struct Data {
@@ -31,7 +33,9 @@ struct Data {
 };
 
 std::vector<SkinnyWay> ways(const Product& c) {
-  return skinny_ways(skinny_device(), c.rows, c.outputs, c.inputs);
+  std::vector<SkinnyWay> all = skinny_ways(skinny_device(), c.rows, c.matrix_rows(), c.inputs);
+  if (c.gated) std::erase_if(all, [](const SkinnyWay& way) { return way.unit == SkinnyUnit::mma; });
+  return all;
 }
 std::string name_of(const SkinnyWay& way) {
   return std::string(way.unit == SkinnyUnit::mma ? "mma" : "wgmma") + ", split " + std::to_string(way.split) +
@@ -45,7 +49,7 @@ Data whole_numbers(const Product& c, unsigned seed) {
     for (uint16_t& v : values) v = half_bits(int(rng() % 7) - 3);
     return values;
   };
-  return {fill(size_t(c.outputs) * c.inputs), fill(size_t(c.rows) * c.inputs)};
+  return {fill(size_t(c.matrix_rows()) * c.inputs), fill(size_t(c.rows) * c.inputs)};
 }
 
 Data real_numbers(const Product& c, unsigned seed) {
@@ -59,7 +63,7 @@ Data real_numbers(const Product& c, unsigned seed) {
   return {fill(size_t(c.outputs) * c.inputs, 0.05), fill(size_t(c.rows) * c.inputs, 1)};
 }
 
-// Per row and output.
+// Per row of x and of W.
 struct Expected {
   std::vector<double> sum, magnitude;
 };
@@ -68,7 +72,7 @@ Expected expected(const Product& c, const Data& d) {
   const std::vector<double> w = decode_all(Element::fp16, d.w), x = decode_all(Element::fp16, d.x);
   Expected e;
   for (int r = 0; r < c.rows; ++r)
-    for (int o = 0; o < c.outputs; ++o) {
+    for (int o = 0; o < c.matrix_rows(); ++o) {
       double sum = 0, magnitude = 0;
       for (int i = 0; i < c.inputs; ++i) {
         const double product = x[size_t(r) * c.inputs + i] * w[size_t(o) * c.inputs + i];
@@ -90,7 +94,7 @@ std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& w
   SkinnyGemmArgs a;
   a.w = d_w.data(), a.x = d_x.data(), a.y = d_y.data();
   a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.out_stride = stride;
-  a.fp32_out = c.fp32_out, a.split = way.split;
+  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split;
   launch_skinny_way(a, way, nullptr);
 
   const std::vector<uint16_t> bits = d_y.host();
@@ -168,6 +172,27 @@ TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
                     rng() % 2 == 0};
     expect_whole_numbers(c, rng());
     if (HasFatalFailure()) return;
+  }
+}
+
+// What launch_silu_mul() makes of the plain product's rounded sums, within its error.
+TEST(SkinnyGemmGated, MatchesDefinition) {
+  for (const Product& c :
+       {Product{5, 64, 64, false, true}, Product{9, 1, 200, false, true}, Product{23, 65, 1032, false, true},
+        Product{64, 200, 520, false, true}, Product{128, 131, 136, false, true}}) {
+    Data d = whole_numbers(c, unsigned(c.rows));
+    for (uint16_t& w : d.w) w = half_bits(half_value(w) / 32);  // sums are exact, gates not too large for fp16
+    const Expected e = expected(c, d);
+    for (const SkinnyWay& way : ways(c)) {
+      const std::vector<double> y = multiply(c, d, way);
+      for (size_t i = 0; i < y.size(); ++i) {
+        const size_t row = i / c.outputs * c.matrix_rows(), output = i % c.outputs;
+        const double g = round_to_half(e.sum[row + output]), u = round_to_half(e.sum[row + c.outputs + output]);
+        const double want = g / (1 + std::exp(-g)) * u;
+        ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(Element::fp16, std::fabs(want)))
+            << c.rows << " rows, row " << i / c.outputs << " output " << output << " " << name_of(way);
+      }
+    }
   }
 }
 
@@ -254,6 +279,11 @@ TEST(SkinnyGemmFind, SaysWhatItDoesNotDo) {
   EXPECT_TRUE(find_skinny(0, 4096, 4096).empty());
   EXPECT_TRUE(find_skinny(1, 4096, 4092).empty());
   EXPECT_EQ(find_skinny(1, 64, 56), std::vector<int>{1});  // nothing to cut
+}
+
+TEST(SkinnyGemmFind, GatedWhereWgmmaHasIt) {
+  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
+    EXPECT_EQ(find_skinny_gated(rows), skinny_way(skinny_device(), rows, 1).unit == SkinnyUnit::wgmma) << rows;
 }
 
 TEST(SkinnyGemmFind, EverySplitHasAWay) {

@@ -29,11 +29,18 @@ void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream
   check_skinny(a, way, skinny_device());
   std::vector<std::vector<float>> x;
   for (int r = 0; r < a.rows; ++r) x.push_back(half_row(a.x, r, a.inputs));
+  const auto sum_of = [&](int r, const std::vector<float>& w) {
+    float sum = 0;
+    for (int i = 0; i < a.inputs; ++i) sum += x[r][i] * w[i];
+    return sum;
+  };
+  const auto rounded = [](float sum) { return float(test::half_value(test::half_bits(sum))); };
   for (int o = 0; o < a.outputs; ++o) {
     const std::vector<float> w = half_row(a.w, o, a.inputs);
+    const std::vector<float> up = a.gated ? half_row(a.w, a.outputs + o, a.inputs) : w;
     for (int r = 0; r < a.rows; ++r) {
-      float sum = 0;
-      for (int i = 0; i < a.inputs; ++i) sum += x[r][i] * w[i];
+      float sum = sum_of(r, w);
+      if (a.gated) sum = rounded(sum) / (1 + std::exp(-rounded(sum))) * rounded(sum_of(r, up));
       const size_t at = size_t(r) * a.out_stride + o;
       if (a.fp32_out) static_cast<float*>(a.y)[at] = sum;
       if (!a.fp32_out) static_cast<uint16_t*>(a.y)[at] = test::half_bits(sum);

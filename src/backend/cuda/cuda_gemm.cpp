@@ -211,9 +211,10 @@ class CublasGemm : public CudaGemm {
   // With its activation, where the form is gated.
   cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
     if (choice.tile) return launch_tile(form, p, stream);
-    const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, p, stream)
+    const bool activates = form.shape.gated && choice.skinny_split > 0 && find_skinny_gated(form.rows);
+    const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
                                                           : launch_library(form, choice, p, stream);
-    if (status == CUBLAS_STATUS_SUCCESS && form.shape.gated)
+    if (status == CUBLAS_STATUS_SUCCESS && form.shape.gated && !activates)
       launch_silu_mul({.gate_up = p.y,
                        .out = p.activated,
                        .num_rows = p.rows,
@@ -245,16 +246,17 @@ class CublasGemm : public CudaGemm {
     return CUBLAS_STATUS_SUCCESS;
   }
 
-  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, const Places& p,
-                                      cudaStream_t stream) {
+  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, bool activates,
+                                      const Places& p, cudaStream_t stream) {
     launch_skinny_gemm({.w = p.w,
                         .x = p.x,
-                        .y = p.y,
+                        .y = activates ? p.activated : p.y,
                         .rows = form.rows,
-                        .outputs = form.shape.outputs,
+                        .outputs = activates ? form.shape.outputs / 2 : form.shape.outputs,
                         .inputs = form.shape.inputs,
-                        .out_stride = form.shape.out_stride,
+                        .out_stride = activates ? form.shape.outputs / 2 : form.shape.out_stride,
                         .fp32_out = form.shape.fp32_out,
+                        .gated = activates,
                         .split = choice.skinny_split},
                        stream);
     return CUBLAS_STATUS_SUCCESS;

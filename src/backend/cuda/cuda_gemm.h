@@ -2,11 +2,11 @@
 // cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
 //
 // A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, the kernel
-// for few rows with some split, or the one for many rows, which activates a gated product itself. The others
-// leave that to a kernel after them, and their time is that of both. The number of rows is rounded up to a
-// bucket, so that a product has few forms. All forms are set up at the start, each with an algorithm; a call
-// looks its form up and allocates nothing. The rows of the padding are computed from whatever the buffer holds
-// and mean nothing; rows do not mix.
+// for few rows with some split, or the one for many rows. The last, and that for few rows where it can,
+// activate a gated product themselves. The others leave that to a kernel after them, and their time is that of
+// both. The number of rows is rounded up to a bucket, so that a product has few forms. All forms are set up at
+// the start, each with an algorithm; a call looks its form up and allocates nothing. The rows of the padding
+// are computed from whatever the buffer holds and mean nothing; rows do not mix.
 
 #include <cuda_runtime_api.h>
 
