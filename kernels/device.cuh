@@ -175,6 +175,12 @@ __device__ __forceinline__ void cluster_wait() {
   __syncthreads();
 #endif
 }
+// The first half without the promise on what was written.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_barrier() {
   cluster_arrive();
   cluster_wait();

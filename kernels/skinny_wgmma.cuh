@@ -214,7 +214,7 @@ class SkinnySums {
 
   // Leaves the sums in shared memory.
   __device__ void run() {
-    for (int block = 0; block < part_.blocks; ++block) add(block > 0);
+    for (int block = 0; block < part_.blocks; ++block) add(block);
     named_sync(kSkinnyAllRead, kSkinnyGroup);  // the sums take the place of the stages
     float* const sums = shared_.sums();
 #pragma unroll
@@ -232,7 +232,7 @@ class SkinnySums {
 
   // A stage is free as soon as it has been read: the ring being full is worth more than the next products
   // beginning before these have ended.
-  __device__ void add(bool more) {
+  __device__ void add(int block) {
     mbarrier_wait(shared_address(&shared_.w_full[w_.stage]), w_.phase);
     mbarrier_wait(shared_address(&shared_.x_full[x_.stage]), x_.phase);
     const uint32_t w = shared_address(shared_.w[w_.stage]);
@@ -245,13 +245,15 @@ class SkinnySums {
 #pragma unroll
       for (int half = 0; half < kSkinnyHalves; ++half)
         wgmma_shared(sums_[half], wgmma_at(wgmma_tile(w + half * kSkinnyHalf * kSkinnyRowBytes), step * 32),
-                     wgmma_at(x, step * 32), more || step > 0);
+                     wgmma_at(x, step * 32), block > 0 || step > 0);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int half = 0; half < kSkinnyHalves; ++half) wgmma_pin(sums_[half]);
     if (threadIdx.x == 0) mbarrier_arrive(shared_address(&shared_.w_empty[w_.stage]));
-    if (signals_) mbarrier_arrive_cluster(x_empty_ + x_.stage * uint32_t(sizeof(uint64_t)));
+    // Only what a loader waits for: then none of these is still on its way to a CTA that has left.
+    if (signals_ && block + Stages::kX < part_.blocks)
+      mbarrier_arrive_cluster(x_empty_ + x_.stage * uint32_t(sizeof(uint64_t)));
     w_.advance(), x_.advance();
   }
 
@@ -290,6 +292,7 @@ __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int
 // The sums of four neighbouring rows of W over the parts, which are all asked for before the first is added.
 __device__ __forceinline__ float4 add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
   float4* const at = reinterpret_cast<float4*>(sums);
+  if (p.a.split == 1) return *at;
   float4 of_part[kMaxSkinnySplit]{};
 #pragma unroll
   for (int n = 0; n < kMaxSkinnySplit; ++n)
@@ -307,18 +310,67 @@ __device__ __forceinline__ float gate_skinny(float gate, float up) {
 }
 
 // Each CTA of the cluster finishes its share of the outputs, four at a time. `sums`: of this part.
+class SkinnyShare {
+ public:
+  __device__ SkinnyShare(const SkinnyParams& p, const SkinnyPart& part, float* sums)
+      : p_(p),
+        part_(part),
+        sums_(sums),
+        outputs_(skinny_outputs(p.a) / p.a.split),
+        quads_(outputs_ / 4),
+        count_(p.a.rows * quads_) {}
+
+  // Of a part that is all of the inputs.
+  __device__ void finish() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads) store_at(i, result(at(i)));
+  }
+  // Results take the place of this part's sums, which nobody else reads.
+  __device__ void add() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
+      *reinterpret_cast<float4*>(at(i)) = result(at(i));
+  }
+  // What the same thread has added.
+  __device__ void store() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
+      store_at(i, *reinterpret_cast<const float4*>(at(i)));
+  }
+
+ private:
+  __device__ int output(int i) const { return part_.part * outputs_ + i % quads_ * 4; }
+  __device__ float* at(int i) const { return sums_ + i / quads_ * kSkinnyPitch + output(i); }
+  __device__ void store_at(int i, float4 sum) const {
+    store_skinny(p_, i / quads_, part_.first_output + output(i), sum);
+  }
+  __device__ float4 result(float* sums) const {
+    float4 sum = add_skinny_parts(p_, part_, sums);
+    if (!p_.a.gated) return sum;
+    const float4 up = add_skinny_parts(p_, part_, sums + kSkinnyHalf);
+    return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
+            gate_skinny(sum.w, up.w)};
+  }
+
+  const SkinnyParams& p_;
+  const SkinnyPart& part_;
+  float* sums_;
+  int outputs_, quads_, count_;
+};
+
+// After the sums of this part are in shared memory. A barrier of the cluster costs a fence of the device: there
+// is one where parts are added, and the second, which keeps a CTA from leaving while its sums are read, orders
+// no memory; all that a thread has read of others has been added by the time it comes there.
 __device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  const int outputs = skinny_outputs(p.a) / p.a.split, quads = outputs / 4;
-  for (int i = threadIdx.x; i < p.a.rows * quads; i += kSkinnyThreads) {
-    const int row = i / quads, output = part.part * outputs + i % quads * 4;
-    float* const at = sums + row * kSkinnyPitch + output;
-    float4 sum = add_skinny_parts(p, part, at);
-    if (p.a.gated) {
-      const float4 up = add_skinny_parts(p, part, at + kSkinnyHalf);
-      sum.x = gate_skinny(sum.x, up.x), sum.y = gate_skinny(sum.y, up.y);
-      sum.z = gate_skinny(sum.z, up.z), sum.w = gate_skinny(sum.w, up.w);
-    }
-    store_skinny(p, row, part.first_output + output, sum);
+  const SkinnyShare share(p, part, sums);
+  if (p.a.split == 1) {
+    __syncthreads();
+    share.finish();
+  } else {
+    cluster_barrier();
+    share.add();
+    __syncwarp();
+    cluster_arrive_relaxed();
+    share.store();
+    __syncwarp();
+    cluster_wait();
   }
 }
 
@@ -334,7 +386,8 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
   if (warp == kSkinnyWeightWarp && first_lane) weights.start();
   if (warp == kSkinnyRowsWarp && first_lane) rows.start();
   __syncwarp();
-  cluster_barrier();  // all barriers of the cluster are there
+  cluster_arrive_relaxed();  // mbarrier_init_fence() orders what others must see
+  cluster_wait();
   if (warp == kSkinnyWeightWarp) {
     if (first_lane) weights.run();
   } else {
@@ -343,9 +396,7 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
     if (warp == kSkinnyRowsWarp && first_lane) rows.run();
   }
   __syncwarp();
-  cluster_barrier();  // the sums of all parts are there
   finish_skinny(p, part, shared.sums());
-  if (p.a.split * p.columns > 1) cluster_barrier();  // nobody leaves whose sums are read or barriers signalled
 }
 
 #endif

@@ -38,6 +38,7 @@ struct Thread {
   std::function<bool()> waits_for;             // or empty
   std::deque<std::vector<Product>> committed;  // groups, the oldest first
   std::vector<Product> open;
+  int turn = 0;                     // of the cluster's barrier, at which it has arrived
   size_t groups = 0;                // committed so far
   int stores_open = 0;              // not yet committed
   std::deque<int> stores;           // committed: numbers of jobs
@@ -280,6 +281,14 @@ dim3 grid_size() { return dim3(machine->shape.grid); }
 void warp_barrier() { meet(own_cta().warps[size_t(self().index / kLanes)], kLanes, true); }
 void named_barrier(int barrier, int threads, bool waits) { meet(own_cta().named[barrier], threads, waits); }
 void cluster_barrier() { meet(machine->all, machine->shape.ctas * machine->shape.threads, true); }
+void cluster_arrive() {
+  self().turn = machine->all.turn;
+  meet(machine->all, machine->shape.ctas * machine->shape.threads, false);
+}
+void cluster_wait() {
+  const Thread& t = self();
+  wait_until([&t] { return machine->all.turn != t.turn; });
+}
 void wait_kernels_ahead() {
   wait_until([] { return machine->ahead < 0 || !is_pending(machine->ahead); });
 }

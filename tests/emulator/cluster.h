@@ -44,6 +44,8 @@ dim3 grid_size();
 void warp_barrier();
 void named_barrier(int barrier, int threads, bool waits);
 void cluster_barrier();
+void cluster_arrive();
+void cluster_wait();
 void wait_kernels_ahead();
 
 std::byte* place_in(const void* shared, int rank);

@@ -56,6 +56,8 @@ inline void __syncthreads() { emulator::named_barrier(0, int(emulator::block_siz
 inline void __syncwarp() { emulator::warp_barrier(); }
 inline void named_sync(int barrier, int threads) { emulator::named_barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::named_barrier(barrier, threads, false); }
+inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
+inline void cluster_wait() { emulator::cluster_wait(); }
 inline void cluster_barrier() { emulator::cluster_barrier(); }
 
 template <class T>
