@@ -171,10 +171,10 @@ void compute(const Thread& t, const Product& p) {
   const auto row = [&](uint64_t tile, int r, float(&values)[16]) {
     if (tile >> 62 != 1 || (tile >> 32 & 0x3fff) * 16 != 1024) undefined("a descriptor of another layout");
     const uint32_t start = uint32_t(tile & 0x3fff) * 16 + uint32_t(r / 8) * 1024 + uint32_t(r % 8) * 128;
-    for (uint32_t k = 0; k < 16; ++k) {
-      uint16_t bits;
-      std::memcpy(&bits, at(t.cta, swizzled(start + 2 * k), 2), 2);
-      values[k] = p.to_float(bits);
+    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+      uint16_t bits[8];
+      std::memcpy(bits, at(t.cta, swizzled(start + 16 * chunk), 16), 16);
+      for (uint32_t k = 0; k < 8; ++k) values[chunk * 8 + k] = p.to_float(bits[k]);
     }
   };
   float a[2][16], b[16];
