@@ -45,6 +45,7 @@ bool has_tile_gemm(int outputs, int inputs) {
 void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {
   EKV_CHECK(a.rows >= 1, "a product without rows");
   EKV_CHECK(a.element != Element::fp32, "products take bf16 or fp16");
+  EKV_CHECK(!a.gated || !a.add, "a gated product is not added to anything");
   EKV_CHECK(has_tile_gemm(a.outputs, a.inputs), "has_tile_gemm tells so at start-up");
   const TileGemmParams p = make_tile_gemm_params(a);
   const Kernel kernel = kernel_for(a);

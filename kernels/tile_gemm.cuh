@@ -50,6 +50,7 @@ struct TileGemmParams {
   CUtensorMap out;  // [rows][outputs], boxes of kWarpRows x kBoxColumns
   TileOrder order;  // of tiles of a cluster, which are kTileCtas * kTileRows high
   int blocks;       // of kTileInputs
+  bool add;         // to what `out` holds
 };
 
 inline TileGemmParams make_tile_gemm_params(const TileGemmArgs& a) {
@@ -62,6 +63,7 @@ inline TileGemmParams make_tile_gemm_params(const TileGemmArgs& a) {
   p.order = TileOrder::make(ceil_div(a.rows, kTileCtas * kTileRows), ceil_div(a.outputs, tile_outputs(a.gated)),
                             kBandRows);
   p.blocks = ceil_div(a.inputs, kTileInputs);
+  p.add = a.add;
   return p;
 }
 
@@ -203,13 +205,20 @@ class TileRows {
       }
       fence_proxy_async();
       __syncwarp();
-      if (lane_ == 0) {
-        for (int box = 0; box < 2; ++box)
-          tensor_store(&p_.out, shared_address(shared_.out[warp_][box]),
-                       column + part * kPartColumns + box * kBoxColumns, row);
-        tensor_store_commit();
-      }
+      if (lane_ == 0) send(column + part * kPartColumns, row);
     }
+  }
+
+  // The warp's two boxes.
+  __device__ void send(int column, int row) {
+    for (int box = 0; box < 2; ++box) {
+      const uint32_t from = shared_address(shared_.out[warp_][box]);
+      if (!kGated && p_.add)
+        tensor_add(&p_.out, from, column + box * kBoxColumns, row);
+      else
+        tensor_store(&p_.out, from, column + box * kBoxColumns, row);
+    }
+    tensor_store_commit();
   }
 
   // Two neighbouring outputs from sums i and i + 1 of the part.

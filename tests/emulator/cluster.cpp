@@ -330,7 +330,7 @@ void load_box(uint32_t to, const void* map, uint32_t barrier, std::array<int, 3>
     });
   }
 }
-void store_box(const void* map, uint32_t from, std::array<int, 3> first) {
+void store_box(const void* map, uint32_t from, std::array<int, 3> first, bool add) {
   const TensorBoxes t = boxes(map);
   const int cta = self().cta;
   if (from % 1024 != 0 || t.box[0] != 64) undefined("boxes are 128 bytes wide and aligned to 1024");
@@ -340,7 +340,10 @@ void store_box(const void* map, uint32_t from, std::array<int, 3> first) {
   });
   self().stores.push_back(add_job([=] {
     for_each_element(t, first, [&](uint32_t byte, int64_t element) {
-      if (element >= 0) std::memcpy(&t.tensor[element], at(cta, swizzled(from + byte), 2), 2);
+      if (element < 0) return;
+      uint16_t bits;
+      std::memcpy(&bits, at(cta, swizzled(from + byte), 2), 2);
+      t.tensor[element] = add ? t.sum(t.tensor[element], bits) : bits;
     });
   }));
   ++self().stores_open;

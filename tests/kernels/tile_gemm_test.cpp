@@ -216,6 +216,27 @@ TEST_P(TileGemm, GatedIsPlainThenActivation) {
   EXPECT_EQ(out.host(), fused);
 }
 
+// What was there is rounded once more with the rounded product.
+TEST_P(TileGemm, AddsToWhatIsThere) {
+  const Product c = GetParam();
+  if (c.gated) GTEST_SKIP() << "a gated product";
+  const Data d = whole_numbers(c, 9);
+  const Operands operands(c, d);
+  const std::vector<uint16_t> product = operands.multiply();
+  std::mt19937 rng(10);
+  std::normal_distribution<double> normal;
+  std::vector<uint16_t> before(c.out_size());
+  for (uint16_t& b : before) b = encode(c.element, 30 * normal(rng));
+  Guarded out(before, size_t(kGuardRows) * size_t(c.outputs));
+  TileGemmArgs a;
+  a.x = operands.x(), a.w = operands.w(), a.out = out.data();
+  a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.add = true, a.element = c.element;
+  launch_tile_gemm(a, nullptr);
+  const std::vector<uint16_t> after = out.host();
+  for (size_t i = 0; i < after.size(); ++i)
+    ASSERT_EQ(after[i], encode(c.element, d.values[before[i]] + d.values[product[i]])) << "element " << i;
+}
+
 std::string case_name(const testing::TestParamInfo<Product>& info) { return name_of(info.param); }
 constexpr Element kFp16 = Element::fp16, kBf16 = Element::bf16;
 
