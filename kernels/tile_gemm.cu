@@ -30,7 +30,7 @@ unsigned num_clusters(int tiles) {
   int device, multiprocessors;
   cuda_check(cudaGetDevice(&device));
   cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return unsigned(std::min(tiles, multiprocessors / kTileCtas));
+  return unsigned(std::min(tiles, std::max(1, multiprocessors / kTileCtas)));
 }
 
 }  // namespace

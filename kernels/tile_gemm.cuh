@@ -2,14 +2,14 @@
 // tile_gemm.cuh -- what a CTA of a matrix product of many rows does (sm_90a): one thread loads, two warpgroups
 // of 64 rows each multiply and store.
 //
-// A tile is 128 rows of x by 256 of W: of 8 warpgroup products m64n256k16 per 64 inputs each reads 10 KiB of
-// shared memory for 2^19 multiplications, less than any other shape does, and the sums take 128 registers of a
-// thread. The gated product takes its 256 rows of W as 128 of gate and the same 128 of up. So sum i and sum 64
-// + i of a thread are gate and up of one output, and the activation needs no exchange.
+// A tile is 128 rows of x by 256 of W. Each of its warpgroup products m64n256k16 reads 10 KiB of shared memory
+// for 2^18 multiplications, less than any other shape does, and the sums take 128 registers of a thread. The
+// gated product takes its 256 rows of W as 128 of gate and the same 128 of up. So sum i and sum 64 + i of a
+// thread are gate and up of one output, and the activation needs no exchange.
 //
 // Two CTAs, a cluster, compute the tiles of two neighbouring blocks of rows and read the same rows of W, of
 // which each loads one half for both: 32 KiB instead of 48 come from the L2 for a stage. A stage is therefore
-// free only when the four warpgroups of both CTAs have read it.
+// free only when all warps of both CTAs have read it.
 //
 // Nobody waits for a tile to be stored: a warpgroup that has finished its sums frees the last stage, and the
 // other warpgroup has the matrix unit for itself while this one computes activations. To that end warpgroup 1
