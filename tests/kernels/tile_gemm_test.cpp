@@ -176,7 +176,18 @@ void expect_near(const Product& c, const Data& d, const std::vector<uint16_t>& o
       << "row " << row << " output " << output;
 }
 
-class TileGemm : public testing::TestWithParam<Product> {};
+class TileGemmKernel : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_tile_gemm(8, 8)) GTEST_SKIP() << "no tile kernel for this device";
+  }
+};
+class TileGemm : public TileGemmKernel, public testing::WithParamInterface<Product> {};
+class TileGemmLarge : public TileGemmKernel, public testing::WithParamInterface<Product> {};
+using TileGemmRandom = TileGemmKernel;
+using TileGemmRows = TileGemmKernel;
+using TileGemmChain = TileGemmKernel;
+using TileGemmFind = TileGemmKernel;
 
 TEST_P(TileGemm, WholeNumbersAreExactOnceRounded) {
   const Product c = GetParam();
@@ -255,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Product{600, 776, 200, false, kBf16}),
     case_name);
 
-TEST(TileGemmRandom, WholeNumbersAreExactOnceRounded) {
+TEST_F(TileGemmRandom, WholeNumbersAreExactOnceRounded) {
   const unsigned seed = std::random_device()();
   std::printf("seed %u\n", seed);
   std::mt19937 rng(seed);
@@ -274,7 +285,7 @@ TEST(TileGemmRandom, WholeNumbersAreExactOnceRounded) {
 }
 
 // A row's bits are the same alone, among others, and in another place of the batch, whatever those hold.
-TEST(TileGemmRows, DoNotDependOnEachOther) {
+TEST_F(TileGemmRows, DoNotDependOnEachOther) {
   const Product all{410, 200, 264, true, kFp16};
   Data d = real_numbers(all, 4);
   for (int i = 0; i < all.inputs; ++i) d.x[size_t(200) * all.inputs + i] = i % 2 ? 0x7c00 : 0x7e00;  // inf, NaN
@@ -291,7 +302,7 @@ TEST(TileGemmRows, DoNotDependOnEachOther) {
   }
 }
 
-TEST(TileGemmRows, TwentyRepeatsHaveTheSameBits) {
+TEST_F(TileGemmRows, TwentyRepeatsHaveTheSameBits) {
   const Product c{long_run(3000) > 1000 ? 3000 : 300, 136, 520, true, kBf16};
   const Operands operands(c, real_numbers(c, 5));
   const std::vector<uint16_t> first = operands.multiply();
@@ -300,7 +311,7 @@ TEST(TileGemmRows, TwentyRepeatsHaveTheSameBits) {
 
 // Each product reads what the one before has written: permutations, one after the other, move values and round
 // none.
-TEST(TileGemmChain, WaitsForWhatIsAhead) {
+TEST_F(TileGemmChain, WaitsForWhatIsAhead) {
   const int size = long_run(50) > 1 ? 2048 : 136, rows = 300, products = std::max(4, long_run(40));
   std::mt19937 rng(6);
   std::vector<int> from(static_cast<size_t>(size));
@@ -324,7 +335,7 @@ TEST(TileGemmChain, WaitsForWhatIsAhead) {
   ASSERT_EQ(d_x[products % 2].host(), want);
 }
 
-TEST(TileGemmFind, SaysWhatItDoesNotDo) {
+TEST_F(TileGemmFind, SaysWhatItDoesNotDo) {
   EXPECT_TRUE(has_tile_gemm(14336, 4096));
   EXPECT_TRUE(has_tile_gemm(8, 8));
   EXPECT_FALSE(has_tile_gemm(14336, 4092));
@@ -356,8 +367,6 @@ TEST(TileOrder, EveryTileOnceAndNeighboursTogether) {
 
 // The shapes of Llama-3.1-8B, on a GPU only: samples of every tile's corners and inside, the guard around all
 // of it, and every row against the same row in a smaller batch.
-class TileGemmLarge : public testing::TestWithParam<Product> {};
-
 TEST_P(TileGemmLarge, SamplesAreExactAndRowsRepeat) {
   const Product c = GetParam();
   const size_t bytes = 2 * (size_t(c.matrix_rows()) * c.inputs + size_t(c.rows) * (c.inputs + c.outputs));
