@@ -72,7 +72,7 @@ class Bench {
     if (!first || !tuned) return log_error((first ? tuned : first).error().message), 1;
     std::vector<GemmOperands> operands;
     for (const GemmShape& shape : shapes_)
-      operands.push_back({.weights = matrices(shape), .x = x_.data(), .y = y_.data(), .between = norm()});
+      operands.push_back({.weights = matrices(shape), .x = x_.data(), .y = y_.data(), .ahead = norm()});
     (*tuned)->tune(operands, {.cache_file = cache_file, .limit_s = 60}, stream_.get());
     const double ceiling = copy_tb_s();
     fmt::print("copy ceiling {:.2f} TB/s; us, TB/s, share of the ceiling; goal 85 % up to 64 rows\n", ceiling);

@@ -366,7 +366,8 @@ class ChainBench {
   double copy_tbs_ = 0;
 };
 
-// Products of many rows: x and y have room for kMostTileRows rows of any of a layer's.
+// Products of many rows with what a layer makes of them, on both sides: the activation of gate and up, or the
+// sum with the residual stream and its norm. x and y have room for kMostTileRows rows of any of a layer's.
 class TileBench {
  public:
   TileBench()
@@ -374,9 +375,11 @@ class TileBench {
         x_(size_t(kMostTileRows) * kWidth),
         y_(size_t(kMostTileRows) * 2 * kWidth),
         activated_(size_t(kMostTileRows) * kWidth),
+        residual_(size_t(kMostTileRows) * kHidden),
         workspace_(kWorkspaceBytes) {
     launch_fill_half(pool_.data(), pool_.size(), nullptr);
     launch_fill_half(x_.data(), x_.size(), nullptr);
+    launch_fill_half(residual_.data(), residual_.size(), nullptr);
   }
 
   void table() const {
@@ -386,7 +389,8 @@ class TileBench {
       for (int rows : {512, 2048, kMostTileRows}) row(s, rows);
   }
 
-  // Milliseconds that the products of all layers of Llama-3.1-8B take, one after the other for `kHotSeconds`.
+  // Milliseconds that the products, activations and norms of all layers of Llama-3.1-8B take, one after the
+  // other for `kHotSeconds`.
   void hot() const {
     std::vector<std::unique_ptr<Library>> libraries;
     for (const Shape& s : kLlamaLayer)
@@ -409,7 +413,7 @@ class TileBench {
     for (int round = 0; round < 2; ++round) {
       const double library_ms = time_layer(none), gated_ms = time_layer(is_gated), all_ms = time_layer(all);
       std::printf(
-          "hot, %d rows, 32 layers: cuBLASLt and activation %.1f ms (%.0f TFLOP/s), gated tile kernel %.1f ms "
+          "hot, %d rows, 32 layers: cuBLASLt %.1f ms (%.0f TFLOP/s), gated tile kernel %.1f ms "
           "(%.0f), "
           "tile kernel for all %.1f ms (%.0f)\n",
           kMostTileRows, library_ms, flop / library_ms / 1e9, gated_ms, flop / gated_ms / 1e9, all_ms,
@@ -419,10 +423,11 @@ class TileBench {
   }
 
  private:
-  static constexpr int kMostTileRows = 8192, kWidth = 14336, kHotLayers = 4;
+  static constexpr int kMostTileRows = 8192, kWidth = 14336, kHidden = 4096, kHotLayers = 4;
   static constexpr double kHotSeconds = 1.5;
 
   static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
+  static bool is_normed(const Shape& s) { return s.outputs == kHidden; }
 
   void row(const Shape& s, int rows) const {
     const Library lt(s, rows, workspace_.data());
@@ -455,15 +460,24 @@ class TileBench {
                cudaStream_t t) const {
     lt.multiply(algorithm, w, x_.data(), y_.data(), t);
     if (is_gated(s)) launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
+    if (is_normed(s)) norm(y_.data(), residual_.data(), rows, t);
+  }
+  void norm(const void* x, void* residual, int rows, cudaStream_t t) const {
+    RmsNormArgs a;
+    a.x = x, a.residual = residual, a.weight = x_.data(), a.out = activated_.data();
+    a.num_rows = rows, a.hidden = kHidden, a.element = Element::fp16;
+    launch_rms_norm(a, t);
   }
   void tile(const Shape& s, int rows, const void* w, cudaStream_t t) const {
     TileGemmArgs a;
     a.x = x_.data(), a.w = w, a.rows = rows, a.inputs = s.inputs, a.gated = is_gated(s);
-    a.out = a.gated ? activated_.data() : y_.data(), a.outputs = a.gated ? kWidth : s.outputs;
+    a.add = is_normed(s), a.outputs = a.gated ? kWidth : s.outputs;
+    a.out = a.gated ? activated_.data() : a.add ? residual_.data() : y_.data();
     launch_tile_gemm(a, t);
+    if (a.add) norm(residual_.data(), nullptr, rows, t);
   }
 
-  DeviceArray<uint16_t> pool_, x_, y_, activated_;
+  DeviceArray<uint16_t> pool_, x_, y_, activated_, residual_;
   DeviceArray<uint8_t> workspace_;
 };
 

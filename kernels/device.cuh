@@ -325,6 +325,14 @@ __device__ __forceinline__ void tensor_store(const void* map, uint32_t from_shar
                "r"(from_shared), "r"(c0), "r"(c1)
                : "memory");
 }
+// Adds to what is there, in the L2, rounded to nearest: the same whoever comes first only where every element
+// gets one addend.
+__device__ __forceinline__ void tensor_add(const void* map, uint32_t from_shared, int c0, int c1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from_shared), "r"(c0), "r"(c1)
+      : "memory");
+}
 __device__ __forceinline__ void tensor_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

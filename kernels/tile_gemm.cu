@@ -1,5 +1,7 @@
 // tile_gemm.cu -- launches the kernels of tile_gemm.cuh.
 
+#include <algorithm>
+
 #include "kernels/programmatic.cuh"
 #include "kernels/tile_gemm.cuh"
 #include "kernels/tile_gemm.h"
@@ -25,12 +27,33 @@ Kernel kernel_for(const TileGemmArgs& a) {
   return a.gated ? tile_gemm_kernel<__half, true> : tile_gemm_kernel<__half, false>;
 }
 
-// A cluster walks over tiles, so there are no more of them than the device holds at once.
+void allow_shared(Kernel kernel) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kSharedBytes)));
+}
+
+// Clusters that the device holds at once. The kernels do not differ in what they need.
+int find_most_clusters() {
+  const Kernel kernel = tile_gemm_kernel<__half, true>;
+  allow_shared(kernel);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kTileCtas, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = kTileCtas;
+  config.blockDim = kTileThreads;
+  config.dynamicSmemBytes = kSharedBytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  EKV_CHECK(clusters > 0, "a device with wgmma has room for a cluster");
+  return clusters;
+}
+
+// A cluster walks over its share of the tiles; one that waits for another to end would take the time of two.
 unsigned num_clusters(int tiles) {
-  int device, multiprocessors;
-  cuda_check(cudaGetDevice(&device));
-  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return unsigned(std::min(tiles, multiprocessors / kTileCtas));
+  static const int most = find_most_clusters();  // of the process's only device
+  return unsigned(std::min(tiles, most));
 }
 
 }  // namespace
@@ -45,10 +68,11 @@ bool has_tile_gemm(int outputs, int inputs) {
 void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {
   EKV_CHECK(a.rows >= 1, "a product without rows");
   EKV_CHECK(a.element != Element::fp32, "products take bf16 or fp16");
+  EKV_CHECK(!a.gated || !a.add, "a gated product is not added to anything");
   EKV_CHECK(has_tile_gemm(a.outputs, a.inputs), "has_tile_gemm tells so at start-up");
   const TileGemmParams p = make_tile_gemm_params(a);
   const Kernel kernel = kernel_for(a);
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kSharedBytes)));
+  allow_shared(kernel);
   launch_programmatic(kernel, num_clusters(p.order.count()) * kTileCtas, kTileThreads, p, stream,
                       {.shared_bytes = kSharedBytes, .cluster = kTileCtas});
 }

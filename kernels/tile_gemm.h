@@ -2,6 +2,7 @@
 // tile_gemm.h -- matrix products of many rows, and the gated one of an MLP in a single kernel (sm_90a).
 //
 //   plain   out[r][o] = sum_i x[r][i] w[o][i]
+//   added   out[r][o] = round(out[r][o] + round(sum_i x[r][i] w[o][i]))
 //   gated   out[r][o] = round(g) / (1 + exp(-round(g))) * round(u)  with g = sum_i x[r][i] w[0][o][i] and
 //                                                                        u = sum_i x[r][i] w[1][o][i]
 //
@@ -28,6 +29,7 @@ struct TileGemmArgs {
   int outputs = 0;          // of `out`; a multiple of 8
   int inputs = 0;           // a multiple of 8
   bool gated = false;
+  bool add = false;                 // to `out`; not gated
   Element element = Element::fp16;  // or bf16
 };
 

@@ -175,10 +175,10 @@ void compute(const Thread& t, const Product& p) {
   const auto row = [&](uint64_t tile, int r, float(&values)[16]) {
     if (tile >> 62 != 1 || (tile >> 32 & 0x3fff) * 16 != 1024) undefined("a descriptor of another layout");
     const uint32_t start = uint32_t(tile & 0x3fff) * 16 + uint32_t(r / 8) * 1024 + uint32_t(r % 8) * 128;
-    for (uint32_t k = 0; k < 16; ++k) {
-      uint16_t bits;
-      std::memcpy(&bits, at(t.cta, swizzled(start + 2 * k), 2), 2);
-      values[k] = p.to_float(bits);
+    for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+      uint16_t bits[8];
+      std::memcpy(bits, at(t.cta, swizzled(start + 16 * chunk), 16), 16);
+      for (uint32_t k = 0; k < 8; ++k) values[chunk * 8 + k] = p.to_float(bits[k]);
     }
   };
   float a[2][16], b[16];
@@ -350,7 +350,7 @@ void load_box(uint32_t to, const void* map, uint32_t barrier, std::array<int, 3>
     });
   }
 }
-void store_box(const void* map, uint32_t from, std::array<int, 3> first) {
+void store_box(const void* map, uint32_t from, std::array<int, 3> first, bool add) {
   const TensorBoxes t = boxes(map);
   const int cta = self().cta;
   if (from % 1024 != 0 || t.box[0] != 64) undefined("boxes are 128 bytes wide and aligned to 1024");
@@ -360,7 +360,10 @@ void store_box(const void* map, uint32_t from, std::array<int, 3> first) {
   });
   self().stores.push_back(add_job([=] {
     for_each_element(t, first, [&](uint32_t byte, int64_t element) {
-      if (element >= 0) std::memcpy(&t.tensor[element], at(cta, swizzled(from + byte), 2), 2);
+      if (element < 0) return;
+      uint16_t bits;
+      std::memcpy(&bits, at(cta, swizzled(from + byte), 2), 2);
+      t.tensor[element] = add ? t.sum(t.tensor[element], bits) : bits;
     });
   }));
   ++self().stores_open;

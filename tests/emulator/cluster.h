@@ -33,6 +33,7 @@ void run_cluster(const ClusterShape& shape, unsigned seed, const std::function<v
 struct TensorBoxes {
   uint16_t* tensor = nullptr;
   std::array<int64_t, 3> size{1, 1, 1}, box{1, 1, 1};  // elements, the innermost first
+  uint16_t (*sum)(uint16_t, uint16_t) = nullptr;       // of two elements
 };
 
 // ---- for the threads
@@ -58,7 +59,7 @@ void wait(uint32_t barrier, uint32_t phase);
 void store_matrices(uint32_t address, const uint32_t (&words)[4]);
 void fence_writes();
 void load_box(uint32_t to, const void* map, uint32_t barrier, std::array<int, 3> at, unsigned ctas);
-void store_box(const void* map, uint32_t from, std::array<int, 3> at);
+void store_box(const void* map, uint32_t from, std::array<int, 3> at, bool add);
 void commit_stores();
 void wait_stores();
 

@@ -1,8 +1,8 @@
 // host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 in, fp32 sums, one rounding at the
-// end. A gated product leaves poison where the device may or may not leave gate and up.
+// end. A product of which something is made is poison afterwards, where the device may or may not leave it.
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <map>
 #include <vector>
 
@@ -21,34 +21,36 @@ class HostGemm : public CudaGemm {
     EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
   }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
-    const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= s.max_rows && !s.gated, "rows or shape of another product");
-    test::enqueue(stream, [=, this] { multiply_now(s, w, x, y, rows); });
+    start(shape, After::nothing, w, x, y, rows, stream);
   }
   void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
                       cudaStream_t stream) override {
-    const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= s.max_rows && s.gated, "rows or shape of another product");
-    test::enqueue(stream, [=, this] {
-      multiply_now(s, w, x, y, rows);
-      activate(s, static_cast<uint16_t*>(y), static_cast<uint16_t*>(activated), rows);
-    });
+    const GemmShape& s = start(shape, After::activation, w, x, y, rows, stream);
+    launch_silu_mul({y, activated, rows, s.outputs / 2, Element::fp16}, stream);
+    poison(s, y, rows, stream);
+  }
+  void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
+                       cudaStream_t stream) override {
+    const GemmShape& s = start(shape, After::norm, w, x, y, rows, stream);
+    RmsNormArgs args = norm;
+    args.x = y, args.num_rows = rows;
+    launch_rms_norm(args, stream);
+    poison(s, y, rows, stream);
   }
 
  private:
-  static constexpr uint16_t kPoison = 0xffff;  // NaN
-
-  void activate(const GemmShape& s, uint16_t* y, uint16_t* activated, int rows) {
-    const int width = s.outputs / 2;
-    std::vector<float> both(size_t(s.outputs)), out(static_cast<size_t>(width));
-    for (int row = 0; row < rows; ++row) {
-      uint16_t* from = y + size_t(row) * size_t(s.out_stride);
-      kernels_.half_to_float(from, both.data(), s.outputs);
-      for (size_t i = 0; i < out.size(); ++i)
-        out[i] = both[i] / (1 + std::exp(-both[i])) * both[size_t(width) + i];
-      kernels_.float_to_half(out.data(), activated + size_t(row) * size_t(width), width);
-      std::fill_n(from, s.outputs, kPoison);
-    }
+  const GemmShape& start(int shape, After after, const void* w, const void* x, void* y, int rows,
+                         cudaStream_t stream) {
+    const GemmShape& s = shapes_.at(size_t(shape));
+    EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    EKV_CHECK(s.after == after, "something else is made of this product");
+    test::enqueue(stream, [=, this, &s] { multiply_now(s, w, x, y, rows); });
+    return s;
+  }
+  static void poison(const GemmShape& s, void* y, int rows, cudaStream_t stream) {
+    constexpr int kNan = 0xff;
+    const size_t bytes = size_t(rows) * size_t(s.out_stride) * sizeof(uint16_t);
+    test::enqueue(stream, [=] { std::memset(y, kNan, bytes); });
   }
 
   void multiply_now(const GemmShape& s, const void* w, const void* x, void* y, int rows) {

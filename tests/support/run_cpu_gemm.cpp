@@ -69,7 +69,8 @@ bool has_tile_gemm(int outputs, int inputs) {
 }
 
 void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t) {
-  EKV_CHECK(a.rows >= 1 && has_tile_gemm(a.outputs, a.inputs), "sizes out of range");
+  EKV_CHECK(a.rows >= 1 && has_tile_gemm(a.outputs, a.inputs) && !(a.gated && a.add),
+            "not a product of the kernel");
   const size_t inputs = size_t(a.inputs), outputs = size_t(a.outputs);
   std::vector<std::vector<float>> x;
   for (int r = 0; r < a.rows; ++r) x.push_back(row_of(a.x, a.element, size_t(r), inputs));
@@ -83,7 +84,10 @@ void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t) {
         const float u = float(test::decode(a.element, rounded_product(a.element, x[r], up)));
         result = test::encode(a.element, gate / (1 + std::exp(-gate)) * u);
       }
-      static_cast<uint16_t*>(a.out)[r * outputs + o] = result;
+      uint16_t& out = static_cast<uint16_t*>(a.out)[r * outputs + o];
+      if (a.add)
+        result = test::encode(a.element, test::decode(a.element, out) + test::decode(a.element, result));
+      out = result;
     }
   }
 }

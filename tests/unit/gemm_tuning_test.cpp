@@ -19,7 +19,7 @@ GemmCache random_cache(std::mt19937& rng) {
   for (const char* device : {"NVIDIA H200, driver 13000, cuBLASLt 130100", "another, with spaces"})
     for (int i = 0; i < 30; ++i) {
       const GemmKey key{int(1 + rng() % 200000), int(1 + rng() % 20000), int(1 + rng() % 4096),
-                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32,    rng() % 2 == 0};
+                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32,    int(rng() % 3)};
       GemmChoice choice;
       if (rng() % 3 == 0)
         choice.skinny_split = int(1 + rng() % 16);

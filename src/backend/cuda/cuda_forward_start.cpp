@@ -22,15 +22,17 @@ int batch_below(int batch) {
 // In the order of Product.
 std::vector<GemmShape> CudaForward::gemm_shapes() const {
   const ModelConfig& m = model_;
-  const auto shape = [&](int outputs, int inputs) {
-    return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
+  const auto shape = [&](int outputs, int inputs, After after) {
+    return GemmShape{.outputs = outputs,
+                     .inputs = inputs,
+                     .max_rows = sizes_.max_rows,
+                     .out_stride = outputs,
+                     .after = after};
   };
-  GemmShape gate_up = shape(2 * m.intermediate, m.hidden);
-  gate_up.gated = true;
-  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
-          shape(m.hidden, m.q_rows()),
-          gate_up,
-          shape(m.hidden, m.intermediate),
+  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden, After::nothing),
+          shape(m.hidden, m.q_rows(), After::norm),
+          shape(2 * m.intermediate, m.hidden, After::activation),
+          shape(m.hidden, m.intermediate, After::norm),
           {.outputs = m.vocab,
            .inputs = m.hidden,
            .max_rows = sizes_.logit_rows,
@@ -38,32 +40,23 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
            .out_stride = sizes_.logit_stride}};
 }
 
-// In the order of Product. Between products a norm stands for all small kernels: one that makes x where the
-// step has a norm ahead of the product, else one that reads y. None at the LM head, whose neighbours are not
-// launched programmatically.
+// In the order of Product. Each has a norm on both sides as in a step, or on one; none the LM head, whose
+// neighbours are not launched programmatically.
 std::vector<GemmOperands> CudaForward::gemm_operands() {
-  const auto norm_of = [this](const DeviceTensor& x) {
-    return [this, &x](int rows, cudaStream_t stream) {
-      launch_rms_norm({.x = x.data(),
-                       .weight = weights_.final_norm.data(),
-                       .out = normed_.data(),
-                       .num_rows = rows,
-                       .hidden = model_.hidden,
-                       .epsilon = float(model_.rms_eps),
-                       .element = Element::fp16},
-                      stream);
-    };
+  // The norm must not change normed_, which is an x.
+  RmsNormArgs norm = norm_args(weights_.final_norm);
+  norm.out = wide_.data();
+  const auto ahead = [this](int rows, cudaStream_t stream) {
+    RmsNormArgs args = norm_args(weights_.final_norm);
+    args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
+    launch_rms_norm(args, stream);
   };
   std::vector<GemmOperands> all{
-      {.weights = {}, .x = normed_.data(), .y = wide_.data(), .between = norm_of(attended_)},
-      {.weights = {}, .x = attended_.data(), .y = delta_.data(), .between = norm_of(delta_)},
-      {.weights = {},
-       .x = normed_.data(),
-       .y = wide_.data(),
-       .activated = attended_.data(),
-       .between = norm_of(attended_)},
-      {.weights = {}, .x = attended_.data(), .y = delta_.data(), .between = norm_of(delta_)},
-      {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data(), .between = {}}};
+      {.x = normed_.data(), .y = wide_.data(), .ahead = ahead},
+      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+      {.x = normed_.data(), .y = wide_.data(), .activated = attended_.data(), .ahead = ahead},
+      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+      {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data()}};
   for (const CudaLayer& layer : weights_.layers) {
     all[kQkv].weights.push_back(layer.qkv.data());
     all[kOut].weights.push_back(layer.o.data());
@@ -79,6 +72,8 @@ void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
   for (const DeviceTensor* x : inputs) cuda_check(cudaMemsetAsync(x->data(), kSmall, x->bytes(), stream.get()));
   cuda_check(cudaStreamSynchronize(stream.get()));
   gemm_->tune(gemm_operands(), tuning, stream.get());
+  // Timing has added up products in it, to infinity perhaps.
+  cuda_check(cudaMemsetAsync(residual_.data(), 0, residual_.bytes(), stream.get()));
 }
 
 void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {

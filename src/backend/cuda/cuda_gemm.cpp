@@ -1,6 +1,5 @@
 #include "backend/cuda/cuda_gemm.h"
 
-#include <cublasLt.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,56 +10,17 @@
 #include <optional>
 #include <vector>
 
+#include "backend/cuda/cublas_handles.h"
 #include "backend/cuda/cuda_raii.h"
 #include "backend/cuda/cuda_sizes.h"
 #include "backend/cuda/gemm_cache.h"
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/launch_timing.h"
-#include "kernels/layer_ops.h"
 #include "kernels/skinny_gemm.h"
 #include "kernels/tile_gemm.h"
 
 namespace ekv {
 namespace {
-
-// A failed call of cuBLASLt is a lost device: what can be expected is asked for at the start.
-void blas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
-    return;
-  log_error(fmt::format("cuBLASLt: {}", cublasLtGetStatusString(status)));
-  cuda_check(cudaGetLastError(), at);
-  throw CudaError(status == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown, at);
-}
-
-cudaError_t as_cuda(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
-}
-cudaError_t destroy(cublasLtHandle_t h) { return as_cuda(cublasLtDestroy(h)); }
-cudaError_t destroy_desc(cublasLtMatmulDesc_t d) { return as_cuda(cublasLtMatmulDescDestroy(d)); }
-cudaError_t destroy_layout(cublasLtMatrixLayout_t l) { return as_cuda(cublasLtMatrixLayoutDestroy(l)); }
-cudaError_t destroy_preference(cublasLtMatmulPreference_t p) {
-  return as_cuda(cublasLtMatmulPreferenceDestroy(p));
-}
-using BlasHandle = Handle<cublasLtHandle_t, destroy>;
-using MatmulDesc = Handle<cublasLtMatmulDesc_t, destroy_desc>;
-using Layout = Handle<cublasLtMatrixLayout_t, destroy_layout>;
-using Preference = Handle<cublasLtMatmulPreference_t, destroy_preference>;
-
-Layout make_layout(cudaDataType_t type, int rows, int columns, int stride) {
-  cublasLtMatrixLayout_t raw = nullptr;
-  blas_check(cublasLtMatrixLayoutCreate(&raw, type, uint64_t(rows), uint64_t(columns), stride));
-  return Layout(raw);
-}
-
-// cuBLASLt counts by columns: a row-major [r][c] is its c x r. So y^T = W x^T, with W transposed once more.
-MatmulDesc make_desc() {
-  cublasLtMatmulDesc_t raw = nullptr;
-  blas_check(cublasLtMatmulDescCreate(&raw, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  MatmulDesc desc(raw);
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  blas_check(cublasLtMatmulDescSetAttribute(raw, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
-  return desc;
-}
 
 // One matrix with one bucket of rows.
 struct Form {
@@ -70,15 +30,17 @@ struct Form {
   GemmChoice chosen;
 
   GemmKey key() const {
-    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, shape.gated};
+    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, int(shape.after)};
   }
 };
 
-// Where one product reads and writes; `activated` is that of a gated one.
+// Where one product reads and writes.
 struct Places {
   const void *w = nullptr, *x = nullptr;
-  void *y = nullptr, *activated = nullptr;
+  void* y = nullptr;
   int rows = 0;  // without padding
+  void* activated = nullptr;
+  RmsNormArgs norm{};
 };
 
 cublasLtMatmulAlgo_t algorithm_of(const GemmChoice& choice) {
@@ -102,7 +64,7 @@ std::vector<int> skinny_splits(const Form& form) {
 constexpr int kLeastTileRows = 128;
 
 // Columns of what the kernel for many rows writes.
-int tile_outputs(const GemmShape& s) { return s.gated ? s.outputs / 2 : s.outputs; }
+int tile_outputs(const GemmShape& s) { return s.after == After::activation ? s.outputs / 2 : s.outputs; }
 bool has_tile(const Form& form) {
   const GemmShape& s = form.shape;
   return form.rows >= kLeastTileRows && !s.fp32_out && s.out_stride == s.outputs &&
@@ -152,16 +114,15 @@ class CublasGemm : public CudaGemm {
   }
 
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
-    const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    EKV_CHECK(!form.shape.gated, "a gated product has a function of its own");
-    blas_check(launch(form, form.chosen, {w, x, y, nullptr, rows}, stream));
+    run(shape, After::nothing, {.w = w, .x = x, .y = y, .rows = rows}, stream);
   }
-
   void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
                       cudaStream_t stream) override {
-    const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    EKV_CHECK(form.shape.gated, "the shape is not a gated one");
-    blas_check(launch(form, form.chosen, {w, x, y, activated, rows}, stream));
+    run(shape, After::activation, {.w = w, .x = x, .y = y, .rows = rows, .activated = activated}, stream);
+  }
+  void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
+                       cudaStream_t stream) override {
+    run(shape, After::norm, {.w = w, .x = x, .y = y, .rows = rows, .norm = norm}, stream);
   }
 
   void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) override;
@@ -208,20 +169,35 @@ class CublasGemm : public CudaGemm {
     return choices;
   }
 
-  // With its activation, where the form is gated.
+  void run(int shape, After after, const Places& p, cudaStream_t stream) {
+    const Form& form = find(forms_.at(size_t(shape)), row_bucket(p.rows));
+    EKV_CHECK(form.shape.after == after, "something else is made of this product");
+    blas_check(launch(form, form.chosen, p, stream));
+  }
+
+  // The product and what is made of it.
   cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
     if (choice.tile) return launch_tile(form, p, stream);
-    const bool activates = form.shape.gated && choice.skinny_split > 0 && find_skinny_gated(form.rows);
+    const bool activates =
+        form.shape.after == After::activation && choice.skinny_split > 0 && find_skinny_gated(form.rows);
     const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
                                                           : launch_library(form, choice, p, stream);
-    if (status == CUBLAS_STATUS_SUCCESS && form.shape.gated && !activates)
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (form.shape.after == After::activation && !activates)
       launch_silu_mul({.gate_up = p.y,
                        .out = p.activated,
                        .num_rows = p.rows,
                        .width = form.shape.outputs / 2,
                        .element = Element::fp16},
                       stream);
+    if (form.shape.after == After::norm) launch_norm(p.y, p.norm.residual, p, stream);
     return status;
+  }
+
+  static void launch_norm(const void* x, void* residual, const Places& p, cudaStream_t stream) {
+    RmsNormArgs norm = p.norm;
+    norm.x = x, norm.residual = residual, norm.num_rows = p.rows;
+    launch_rms_norm(norm, stream);
   }
 
   cublasStatus_t launch_library(const Form& form, const GemmChoice& choice, const Places& p,
@@ -234,15 +210,20 @@ class CublasGemm : public CudaGemm {
   }
 
   static cublasStatus_t launch_tile(const Form& form, const Places& p, cudaStream_t stream) {
+    const After after = form.shape.after;
     launch_tile_gemm({.x = p.x,
                       .w = p.w,
-                      .out = form.shape.gated ? p.activated : p.y,
+                      .out = after == After::activation ? p.activated
+                             : after == After::norm     ? p.norm.residual
+                                                        : p.y,
                       .rows = p.rows,
                       .outputs = tile_outputs(form.shape),
                       .inputs = form.shape.inputs,
-                      .gated = form.shape.gated,
+                      .gated = after == After::activation,
+                      .add = after == After::norm,
                       .element = Element::fp16},
                      stream);
+    if (after == After::norm) launch_norm(p.norm.residual, nullptr, p, stream);  // it has the product by then
     return CUBLAS_STATUS_SUCCESS;
   }
 
@@ -286,10 +267,10 @@ class CublasGemm : public CudaGemm {
     const int launches = form.rows > 512 ? 2 : std::min(kLaunches, std::max(2, int(operands.weights.size())));
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
-        if (operands.between) operands.between(form.rows, stream);
+        if (operands.ahead) operands.ahead(form.rows, stream);
         const void* w = operands.weights[size_t(n) % operands.weights.size()];
-        return launch(form, choices[i], {w, operands.x, operands.y, operands.activated, form.rows}, stream) ==
-               CUBLAS_STATUS_SUCCESS;
+        const Places places{w, operands.x, operands.y, form.rows, operands.activated, operands.norm};
+        return launch(form, choices[i], places, stream) == CUBLAS_STATUS_SUCCESS;
       };
       return time_launches(one, launches, exact ? 5 : 2, stream);
     };

@@ -45,8 +45,8 @@ std::optional<GemmKey> read_key(const std::vector<std::string_view>& words) {
   int* const fields[] = {&key.outputs, &key.inputs, &key.rows, &key.out_stride, &key.out_bits};
   for (size_t i = 0; i < std::size(fields); ++i)
     if (!read_number(words[i], *fields[i]) || *fields[i] <= 0) return std::nullopt;
-  key.gated = words[kKeyWords - 1] == "1";
-  return key.gated || words[kKeyWords - 1] == "0" ? std::optional(key) : std::nullopt;
+  const bool known = read_number(words[kKeyWords - 1], key.after) && key.after >= 0;
+  return known ? std::optional(key) : std::nullopt;
 }
 
 std::optional<GemmChoice> read_choice(const std::vector<std::string_view>& words) {
@@ -83,7 +83,7 @@ std::string to_text(const GemmCache& cache) {
     text += fmt::format("{}{}\n", kDevice, device);
     for (const auto& [key, choice] : choices) {
       text += fmt::format("{} {} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride, key.out_bits,
-                          int(key.gated));
+                          key.after);
       text += choice.tile               ? " tile\n"
               : choice.skinny_split > 0 ? fmt::format(" skinny {}\n", choice.skinny_split)
                                         : fmt::format(" cublas {:x}\n", fmt::join(choice.algorithm, " "));

@@ -6,10 +6,11 @@
 //   6144 4096 8 6144 16 0 cublas <eight words of the algorithm, hexadecimal>
 //   4096 4096 8 4096 16 0 skinny 4
 //   28672 4096 8192 28672 16 1 tile
+//   4096 14336 8192 4096 16 2 tile
 //   end <lines before> <their checksum, hexadecimal>
 //
-// A line is outputs, inputs, rows, elements between rows of y, bits of y, whether it is gated, choice. It
-// belongs to the last device above it.
+// A line is outputs, inputs, rows, elements between rows of y, bits of y, what is made of it (After), choice.
+// It belongs to the last device above it.
 
 #include <array>
 #include <compare>
@@ -26,7 +27,7 @@ namespace ekv {
 struct GemmKey {
   int outputs = 0, inputs = 0, rows = 0, out_stride = 0;
   int out_bits = 16;
-  bool gated = false;  // with its activation
+  int after = 0;  // After of cuda_gemm.h
   auto operator<=>(const GemmKey&) const = default;
 };
 

@@ -90,7 +90,10 @@ inline void tensor_load_multicast(uint32_t to, const void* map, uint32_t barrier
   emulator::load_box(to, map, barrier, {c0, c1, c2}, ctas);
 }
 inline void tensor_store(const void* map, uint32_t from, int c0, int c1) {
-  emulator::store_box(map, from, {c0, c1, 0});
+  emulator::store_box(map, from, {c0, c1, 0}, false);
+}
+inline void tensor_add(const void* map, uint32_t from, int c0, int c1) {
+  emulator::store_box(map, from, {c0, c1, 0}, true);
 }
 inline void tensor_store_commit() { emulator::commit_stores(); }
 inline void tensor_store_wait_read() { emulator::wait_stores(); }
