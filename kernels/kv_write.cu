@@ -281,13 +281,21 @@ __device__ __forceinline__ void write_vector(const KvWriteArgs& a, const Vector&
 template <class T, int kDim, BaseFormat kFormat, int kHeads>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteArgs a) {
   using G = Group<kDim>;
+  // Few rows: slot and angles, a chain of two loads, come while the product ahead still runs. Many: for most
+  // blocks its end is far behind, and q, k, v are better asked for first.
+  constexpr bool kEarly = kHeads == 1;
   let_next_kernel_begin();
-  wait_for_kernels_ahead();
+  if constexpr (!kEarly) wait_for_kernels_ahead();
   const int per_row = a.heads + 2 * a.shape.kv_heads, groups_per_row = ceil_div(per_row, kHeads);
   const int index = (blockIdx.x * kThreads + threadIdx.x) / G::kLanes, lane = threadIdx.x % G::kLanes;
   const int row = index / groups_per_row, first = index % groups_per_row * kHeads;
   const bool inside = row < a.num_rows && lane < G::kUsed;
   const int slot = inside ? a.slot_mapping[row] : -1;
+  Turn turn;
+  if constexpr (kEarly) {
+    load_turn<kDim, kFormat>(a, row, slot, lane, turn);
+    wait_for_kernels_ahead();
+  }
   uint4 loaded[kHeads][G::kChunks];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
@@ -296,8 +304,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constan
       const size_t at = (size_t(row) * per_row + first + h) * kDim + G::dim(lane, c);
       loaded[h][c] = inside && first + h < per_row ? load16(static_cast<const uint16_t*>(a.qkv) + at) : uint4{};
     }
-  Turn turn;
-  load_turn<kDim, kFormat>(a, row, slot, lane, turn);
+  if constexpr (!kEarly) load_turn<kDim, kFormat>(a, row, slot, lane, turn);
   int clamped = 0;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
