@@ -300,7 +300,9 @@ class ChainBench {
 
   Timed best_way(const Shape& s, int rows, SkinnyUnit unit, std::string* all) const {
     Timed best;
-    for (const SkinnyWay& way : skinny_ways(skinny_device(), rows, s.outputs, s.inputs)) {
+    const bool gated = is_gated(s) && unit == SkinnyUnit::wgmma;
+    for (const SkinnyWay& way :
+         skinny_ways(skinny_device(), rows, gated ? kWidth : s.outputs, s.inputs, gated)) {
       if (way.unit != unit) continue;
       const Launch launch = [&, rows, way](const void* w, cudaStream_t t) { few(s, rows, way, w, t); };
       const double us = chain_us(s, rows, launch, 20);

@@ -42,10 +42,10 @@ struct SkinnyGemmArgs {
   int split = 1;            // one of find_skinny's
 };
 
-// The splits that a product with so many rows of W may have, the most promising first. Empty: this kernel does
-// not do it (more rows, inputs that are no multiple of 8). With CUDA it asks for the current device: those
-// without clusters have split 1 only.
-std::vector<int> find_skinny(int rows, int outputs, int inputs);
+// The splits that a product may have, the most promising first. Empty: these kernels do not do it (more rows,
+// inputs that are no multiple of 8, a gated product without wgmma). With CUDA it asks for the current device:
+// those without clusters have split 1 only.
+std::vector<int> find_skinny(int rows, int outputs, int inputs, bool gated = false);
 // Whether a product of so many rows may be gated on the current device.
 bool find_skinny_gated(int rows);
 

@@ -202,16 +202,25 @@ __device__ void store_sum(const SkinnyGemmArgs& a, int row, int output, float su
 }
 
 // Adds up the parts, each CTA of the cluster for its share of the outputs. `sums`: [row][output], this part's.
-__device__ void add_parts(const SkinnyGemmArgs& a, int first_output, const float* sums) {
+// Results take the place of this part's sums, which nobody else reads. The second barrier, which keeps a CTA
+// from leaving while its sums are read, orders no memory: all that a thread has read of others has been added
+// by the time it comes there, and the stores of y are not waited for.
+__device__ void add_parts(const SkinnyGemmArgs& a, int first_output, float* sums) {
   const int per_part = kMmaOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
+  const auto place = [&](int i) { return sums + i / per_part * kPitch + begin + i % per_part; };
   cluster_barrier();
   for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads) {
-    const int row = i / per_part, output = begin + i % per_part;
+    float* const at = place(i);
     float sum = 0;
-    for (int part = 0; part < a.split; ++part) sum += *shared_of(part, sums + row * kPitch + output);
-    store_sum(a, row, first_output + output, sum);
+    for (int part = 0; part < a.split; ++part) sum += *shared_of(part, at);
+    *at = sum;
   }
-  cluster_barrier();  // nobody leaves while its sums are read
+  __syncwarp();
+  cluster_arrive_relaxed();
+  for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads)
+    store_sum(a, i / per_part, first_output + begin + i % per_part, *place(i));
+  __syncwarp();
+  cluster_wait();
 }
 
 template <int kTokenTiles>

@@ -16,8 +16,8 @@ constexpr int kMmaRows = 4;
 // From here on x would be more than an eighth of what a CTA loads, so two CTAs share it.
 constexpr int kSharedRows = 17;
 
-SkinnyUnit unit_for(const SkinnyDevice& device, int rows) {
-  const bool few = rows <= std::min(kMmaRows, device.mma_rows);
+SkinnyUnit unit_for(const SkinnyDevice& device, int rows, bool gated) {
+  const bool few = !gated && rows <= std::min(kMmaRows, device.mma_rows);
   return few || rows > device.wgmma_rows ? SkinnyUnit::mma : SkinnyUnit::wgmma;
 }
 int outputs_of(SkinnyUnit unit) { return unit == SkinnyUnit::mma ? kMmaOutputs : kWgmmaOutputs; }
@@ -29,13 +29,13 @@ int most_rows(const SkinnyDevice& device, SkinnyUnit unit) {
 
 // Powers of two that leave every part something to read; first the one whose grid is closest to what the device
 // holds at once.
-std::vector<int> splits(const SkinnyDevice& device, SkinnyUnit unit, int rows, int outputs, int inputs) {
-  if (rows < 1 || rows > most_rows(device, unit) || outputs < 1 || inputs < 8 || inputs % 8 != 0) return {};
+std::vector<int> splits(const SkinnyDevice& device, SkinnyUnit unit, int rows, int matrix_rows, int inputs) {
+  if (rows < 1 || rows > most_rows(device, unit) || matrix_rows < 1 || inputs < 8 || inputs % 8 != 0) return {};
   std::vector<int> found;
   const int most = std::min(kMaxSkinnySplit, device.cluster);
   for (int split = 1; split <= most && (split == 1 || inputs >= split * inputs_of(unit)); split *= 2)
     found.push_back(split);
-  const int tiles = (outputs + outputs_of(unit) - 1) / outputs_of(unit);
+  const int tiles = ceil_div(matrix_rows, outputs_of(unit));
   const auto missing = [&](int split) { return std::abs(tiles * split - device.num_ctas); };
   std::ranges::stable_sort(found, [&](int a, int b) { return missing(a) < missing(b); });
   return found;
@@ -43,21 +43,23 @@ std::vector<int> splits(const SkinnyDevice& device, SkinnyUnit unit, int rows, i
 
 }  // namespace
 
-SkinnyWay skinny_way(const SkinnyDevice& device, int rows, int split) {
-  const SkinnyUnit unit = unit_for(device, rows);
+SkinnyWay skinny_way(const SkinnyDevice& device, int rows, int split, bool gated) {
+  const SkinnyUnit unit = unit_for(device, rows, gated);
   const bool shares = unit == SkinnyUnit::wgmma && rows >= kSharedRows && 2 * split <= device.cluster;
   return {unit, split, shares ? 2 : 1};
 }
 
-std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int outputs, int inputs) {
+std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int outputs, int inputs, bool gated) {
   std::vector<SkinnyWay> ways;
-  for (const SkinnyUnit unit : {SkinnyUnit::mma, SkinnyUnit::wgmma})
-    for (const int split : splits(device, unit, rows, outputs, inputs)) {
+  for (const SkinnyUnit unit : {SkinnyUnit::mma, SkinnyUnit::wgmma}) {
+    if (gated && unit == SkinnyUnit::mma) continue;
+    for (const int split : splits(device, unit, rows, gated ? 2 * outputs : outputs, inputs)) {
       ways.push_back({unit, split, 1});
       // A box of x is at least 8 rows high.
       if (unit == SkinnyUnit::wgmma && rows > 8 && 2 * split <= device.cluster)
         ways.push_back({unit, split, 2});
     }
+  }
   return ways;
 }
 
@@ -74,15 +76,17 @@ void check_skinny(const SkinnyGemmArgs& a, const SkinnyWay& way, const SkinnyDev
             "the device has no such clusters; find_skinny tells at start-up");
 }
 
-std::vector<int> find_skinny(int rows, int outputs, int inputs) {
+std::vector<int> find_skinny(int rows, int outputs, int inputs, bool gated) {
   const SkinnyDevice device = skinny_device();
-  return splits(device, unit_for(device, rows), rows, outputs, inputs);
+  const SkinnyUnit unit = unit_for(device, rows, gated);
+  if (gated && unit == SkinnyUnit::mma) return {};
+  return splits(device, unit, rows, gated ? 2 * outputs : outputs, inputs);
 }
 
-bool find_skinny_gated(int rows) { return unit_for(skinny_device(), rows) == SkinnyUnit::wgmma; }
+bool find_skinny_gated(int rows) { return unit_for(skinny_device(), rows, true) == SkinnyUnit::wgmma; }
 
 void launch_skinny_gemm(const SkinnyGemmArgs& a, cudaStream_t stream) {
-  launch_skinny_way(a, skinny_way(skinny_device(), a.rows, a.split), stream);
+  launch_skinny_way(a, skinny_way(skinny_device(), a.rows, a.split, a.gated), stream);
 }
 
 }  // namespace ekv

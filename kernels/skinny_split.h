@@ -40,10 +40,11 @@ struct SkinnyDevice {
 };
 SkinnyDevice skinny_device();
 
-// The one that a product of so many rows takes.
-SkinnyWay skinny_way(const SkinnyDevice& device, int rows, int split);
+// The one that a product of so many rows takes. Only the wgmma kernel has gated ones.
+SkinnyWay skinny_way(const SkinnyDevice& device, int rows, int split, bool gated = false);
 // All that there are, whatever skinny_way() says: for tests and comparisons.
-std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int outputs, int inputs);
+std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int outputs, int inputs,
+                                   bool gated = false);
 
 // What both kernels need: sizes in range, a cut that skinny_ways() has, way.split == args.split.
 void check_skinny(const SkinnyGemmArgs& args, const SkinnyWay& way, const SkinnyDevice& device);

@@ -33,9 +33,7 @@ struct Data {
 };
 
 std::vector<SkinnyWay> ways(const Product& c) {
-  std::vector<SkinnyWay> all = skinny_ways(skinny_device(), c.rows, c.matrix_rows(), c.inputs);
-  if (c.gated) std::erase_if(all, [](const SkinnyWay& way) { return way.unit == SkinnyUnit::mma; });
-  return all;
+  return skinny_ways(skinny_device(), c.rows, c.outputs, c.inputs, c.gated);
 }
 std::string name_of(const SkinnyWay& way) {
   return std::string(way.unit == SkinnyUnit::mma ? "mma" : "wgmma") + ", split " + std::to_string(way.split) +
@@ -178,7 +176,7 @@ TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
 // What launch_silu_mul() makes of the plain product's rounded sums, within its error.
 TEST(SkinnyGemmGated, MatchesDefinition) {
   for (const Product& c :
-       {Product{5, 64, 64, false, true}, Product{9, 1, 200, false, true}, Product{23, 65, 1032, false, true},
+       {Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true}, Product{23, 65, 1032, false, true},
         Product{64, 200, 520, false, true}, Product{128, 131, 136, false, true}}) {
     Data d = whole_numbers(c, unsigned(c.rows));
     for (uint16_t& w : d.w) w = half_bits(half_value(w) / 32);  // sums are exact, gates not too large for fp16
@@ -281,25 +279,30 @@ TEST(SkinnyGemmFind, SaysWhatItDoesNotDo) {
   EXPECT_EQ(find_skinny(1, 64, 56), std::vector<int>{1});  // nothing to cut
 }
 
-TEST(SkinnyGemmFind, GatedWhereWgmmaHasIt) {
-  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
-    EXPECT_EQ(find_skinny_gated(rows), skinny_way(skinny_device(), rows, 1).unit == SkinnyUnit::wgmma) << rows;
+TEST(SkinnyGemmFind, GatedWhereThereIsWgmma) {
+  for (int rows : {1, 4, 5, 64, kMaxSkinnyRows}) {
+    EXPECT_EQ(find_skinny_gated(rows), skinny_device().wgmma_rows > 0) << rows;
+    EXPECT_EQ(find_skinny(rows, 14336, 4096, true).empty(), !find_skinny_gated(rows)) << rows;
+  }
+  EXPECT_FALSE(find_skinny_gated(kMaxSkinnyRows + 1));
 }
 
 TEST(SkinnyGemmFind, EverySplitHasAWay) {
   const SkinnyDevice device = skinny_device();
-  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
-    for (const int split : find_skinny(rows, 4096, 4096)) {
-      const std::vector<SkinnyWay> all = skinny_ways(device, rows, 4096, 4096);
-      EXPECT_EQ(std::ranges::count(all, skinny_way(device, rows, split)), 1)
-          << rows << " rows, split " << split;
-    }
+  for (const bool gated : {false, true})
+    for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
+      for (const int split : find_skinny(rows, 4096, 4096, gated)) {
+        const std::vector<SkinnyWay> all = skinny_ways(device, rows, 4096, 4096, gated);
+        EXPECT_EQ(std::ranges::count(all, skinny_way(device, rows, split, gated)), 1)
+            << rows << " rows, split " << split;
+      }
 }
 
 // The rule of skinny_split.cpp on an H200, with an older device, and without clusters.
 TEST(SkinnyGemmFind, FewestRowsGoToMma) {
   const SkinnyDevice hopper{32, 128, 8, 264}, older{32, 0, 1, 216};
   EXPECT_EQ(skinny_way(hopper, 1, 4), (SkinnyWay{SkinnyUnit::mma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 1, 4, true), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
   EXPECT_EQ(skinny_way(hopper, 8, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
   EXPECT_EQ(skinny_way(hopper, 64, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 2}));
   EXPECT_EQ(skinny_way(hopper, 64, 8), (SkinnyWay{SkinnyUnit::wgmma, 8, 1}));

@@ -56,8 +56,14 @@ GemmChoice choice_of(const cublasLtMatmulAlgo_t& algorithm) {
   return choice;
 }
 
+// Whether the kernel for few rows has a gated form with its activation.
+bool skinny_activates(const Form& form) {
+  return form.shape.after == After::activation && find_skinny_gated(form.rows);
+}
 std::vector<int> skinny_splits(const Form& form) {
-  return find_skinny(form.rows, form.shape.outputs, form.shape.inputs);
+  const GemmShape& s = form.shape;
+  return skinny_activates(form) ? find_skinny(form.rows, s.outputs / 2, s.inputs, true)
+                                : find_skinny(form.rows, s.outputs, s.inputs);
 }
 
 // Below, a block of 256 rows would be more padding than product.
@@ -178,8 +184,7 @@ class CublasGemm : public CudaGemm {
   // The product and what is made of it.
   cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
     if (choice.tile) return launch_tile(form, p, stream);
-    const bool activates =
-        form.shape.after == After::activation && choice.skinny_split > 0 && find_skinny_gated(form.rows);
+    const bool activates = choice.skinny_split > 0 && skinny_activates(form);
     const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
                                                           : launch_library(form, choice, p, stream);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
