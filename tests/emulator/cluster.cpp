@@ -221,7 +221,7 @@ void make_threads() {
     for (int index = 0; index < m.shape.threads; ++index) {
       Thread& t = *m.threads.emplace_back(std::make_unique<Thread>());
       t.cta = cta, t.index = index;
-      t.stack.resize(kStackBytes);
+      t.stack.resize(kStackBytes, std::byte(0xff));  // NaN
       getcontext(&t.context);
       t.context.uc_stack.ss_sp = t.stack.data(), t.context.uc_stack.ss_size = t.stack.size();
       makecontext(&t.context, start_thread, 0);
