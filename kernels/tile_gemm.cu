@@ -46,23 +46,26 @@ int find_most_clusters() {
   config.numAttrs = 1;
   int clusters = 0;
   cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  EKV_CHECK(clusters > 0, "a device with wgmma has room for a cluster");
   return clusters;
 }
 
-// A cluster walks over its share of the tiles; one that waits for another to end would take the time of two.
-unsigned num_clusters(int tiles) {
+int most_clusters() {
   static const int most = find_most_clusters();  // of the process's only device
-  return unsigned(std::min(tiles, most));
+  return most;
+}
+
+bool is_wgmma_code() {
+  cudaFuncAttributes code;
+  cuda_check(cudaFuncGetAttributes(&code, tile_gemm_kernel<__half, true>));
+  return code.binaryVersion >= 90 && code.ptxVersion >= 90;
 }
 
 }  // namespace
 
+// Asks for the clusters, too, so that no launch does for the first time while a graph is captured.
 bool has_tile_gemm(int outputs, int inputs) {
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, tile_gemm_kernel<__half, true>));
-  return code.binaryVersion >= 90 && code.ptxVersion >= 90 && outputs > 0 && outputs % 8 == 0 && inputs > 0 &&
-         inputs % 8 == 0;
+  const bool sizes = outputs > 0 && outputs % 8 == 0 && inputs > 0 && inputs % 8 == 0;
+  return sizes && is_wgmma_code() && most_clusters() > 0;
 }
 
 void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {
@@ -72,8 +75,10 @@ void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {
   EKV_CHECK(has_tile_gemm(a.outputs, a.inputs), "has_tile_gemm tells so at start-up");
   const TileGemmParams p = make_tile_gemm_params(a);
   const Kernel kernel = kernel_for(a);
+  // A cluster walks over its share of the tiles; one that waits for another to end would take the time of two.
+  const int clusters = std::min(p.order.count(), most_clusters());
   allow_shared(kernel);
-  launch_programmatic(kernel, num_clusters(p.order.count()) * kTileCtas, kTileThreads, p, stream,
+  launch_programmatic(kernel, unsigned(clusters * kTileCtas), kTileThreads, p, stream,
                       {.shared_bytes = kSharedBytes, .cluster = kTileCtas});
 }
 

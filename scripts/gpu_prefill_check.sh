@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Prefill on this machine's GPU: products of many rows against their definition, beside cuBLASLt, and whole steps of 8,192 tokens.
 #   scripts/gpu_prefill_check.sh [build directory] [parts: build test sanitize bench hot steps; default all]
+# Without `build`, the build directory may come from another machine: tests/{tile_gemm_test_cuda,cuda_gemm_test_gpu},
+# bench/kernel_gemm_bench and, for steps, elastickv.
 # On an H200 with 16 cores, without the build: test 20 s, sanitize 20, bench 15, hot 15, steps 60 to 90 (three starts with dummy weights).
-# The shortest run that judges the kernel: `build test bench hot`. Parts go on after a failure; the exit code says whether all went well.
+# The shortest run that judges the kernel: `build test bench hot`. A failed test of the tile kernel ends it; other parts go on after a failure.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${1:-build/gpu}; shift || true
@@ -17,16 +19,18 @@ if wants build; then
     timeout 540 ninja -C "$build" $targets | tail -n 1 || exit 1
 fi
 if wants test; then  # a hang of the barriers ends here, too
-  for test in tile_gemm_test_cuda cuda_gemm_test_gpu; do
-    log="$build/$test.log"
-    if timeout 90 "$build/tests/$test" --gtest_brief=1 > "$log" 2>&1 && ! grep -q "no tile kernel" "$log"; then
-      echo "$test: green"
-    else
-      echo "$test: FAILED"
-      grep -E "no tile kernel|FAILED|Failure|CudaError|bug:|Which|exceeds" "$log" | head -n 12
-      bad=1
-    fi
-  done
+  green() {  # NAME SECONDS TEST FILTER
+    local log="$build/$3.log"
+    if timeout -s KILL "$2" "$build/tests/$3" --gtest_brief=1 --gtest_filter="$4" > "$log" 2>&1 &&
+      ! grep -q "no tile kernel" "$log"; then echo "$1: green, $(sed -nE 's/.*\(([0-9]+ ms) total\).*/\1/p' "$log")"; return 0; fi
+    echo "$1: FAILED"
+    grep -E "no tile kernel|FAILED|Failure|CudaError|bug:|Which|exceeds|row " "$log" | head -n 12
+    bad=1
+    return 1
+  }
+  green "one tile, one stage" 20 tile_gemm_test_cuda 'Tails/*_63x72x64' && green "tails" 30 tile_gemm_test_cuda 'Tails/*' &&
+    green "tile kernel" 90 tile_gemm_test_cuda '*' || exit 1
+  green "cuda_gemm_test_gpu" 90 cuda_gemm_test_gpu '*'
 fi
 if wants sanitize; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
