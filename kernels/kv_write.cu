@@ -17,6 +17,12 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kManyRows = 512;  // from here on a quarter of the groups fills the device
+// Code for older devices is not launched before the kernels ahead have ended, and spills when it loads early.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool kStartsEarly = true;
+#else
+constexpr bool kStartsEarly = false;
+#endif
 constexpr float kLastOnGrid = fixed8::kBound - 0x1p-9f;  // the float before kBound
 constexpr float kHalfMax = 65504.0f, kE5m2Clamp = 61408.0f;
 
@@ -283,7 +289,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constan
   using G = Group<kDim>;
   // Few rows: slot and angles, a chain of two loads, come while the product ahead still runs. Many: for most
   // blocks its end is far behind, and q, k, v are better asked for first.
-  constexpr bool kEarly = kHeads == 1;
+  constexpr bool kEarly = kStartsEarly && kHeads == 1;
   let_next_kernel_begin();
   if constexpr (!kEarly) wait_for_kernels_ahead();
   const int per_row = a.heads + 2 * a.shape.kv_heads, groups_per_row = ceil_div(per_row, kHeads);
