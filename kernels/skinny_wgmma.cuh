@@ -209,7 +209,8 @@ class SkinnySums {
   __device__ SkinnySums(const SkinnyParams& p, const SkinnyPart& part, SkinnyShared<kRows>& shared)
       : part_(part), shared_(shared), warp_(threadIdx.x / kWarpSize), lane_(threadIdx.x % kWarpSize) {
     signals_ = warp_ < p.columns && lane_ == 0;
-    x_empty_ = cluster_address(shared_address(shared.x_empty), part.part * p.columns + warp_ % p.columns);
+    const uint32_t own = shared_address(shared.x_empty);
+    x_empty_ = p.columns == 1 ? own : cluster_address(own, part.part * p.columns + warp_ % p.columns);
   }
 
   // Leaves the sums in shared memory.
