@@ -1,10 +1,14 @@
-// kernel_gemm_bench.cpp -- matrix products of few rows on this GPU: the skinny kernel with each of its splits,
-// beside cuBLASLt's first choice and the best of the 16 that it proposes. Microseconds, TB/s of all operands,
-// share of the copy ceiling of the same run.
+// kernel_gemm_bench.cpp -- matrix products on this GPU, beside cuBLASLt's first choice and the best of the 16
+// that it proposes. Of few rows: the skinny kernel with each of its splits, microseconds, TB/s of all operands,
+// share of the copy ceiling of the same run. Of many rows: the tile kernel, gate-up with its activation on both
+// sides, TFLOP/s.
 //
 // Launches are graph replays in which each one waits for the one before; weights rotate through 1.5 GB of
 // random data. `kernel_gemm_bench PART...` runs the named parts only: llama, qwen, layer, skinny (llama without
-// cuBLASLt).
+// cuBLASLt), chain (both kernels for few rows in every way that they have, and a layer of the best, as links of
+// a chain with a norm ahead of each product, which is what a decode step has; half a minute), tile (many rows;
+// twice in turns, because the device gets slower as it gets hot), hot (the products of a layer of 8,192 rows,
+// seconds on end).
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -14,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +27,8 @@
 #include "bench/bench_graph.h"
 #include "kernels/layer_ops.h"
 #include "kernels/skinny_gemm.h"
+#include "kernels/skinny_split.h"
+#include "kernels/tile_gemm.h"
 #include "tests/support/device_array.h"
 
 namespace ekv::bench {
@@ -225,7 +232,274 @@ class Bench {
   double read_tbs_ = 0, copy_tbs_ = 0;
 };
 
+// Products of few rows as links of a decode step's chain. Gate-up has its activation: in the wgmma kernel, or
+// after the product.
+class ChainBench {
+ public:
+  ChainBench()
+      : pool_(kPoolBytes / 2),
+        x_(size_t(kMaxSkinnyRows) * 16384),
+        y_(size_t(kMaxSkinnyRows) * 32768),
+        activated_(size_t(kMaxSkinnyRows) * 16384),
+        workspace_(kWorkspaceBytes) {
+    launch_fill_half(pool_.data(), pool_.size(), nullptr);
+    launch_fill_half(x_.data(), x_.size(), nullptr);
+    launch_fill_half(y_.data(), y_.size(), nullptr);
+    const size_t half = kPoolBytes / 2;
+    uint8_t* const bytes = reinterpret_cast<uint8_t*>(pool_.data());
+    const auto copy = [&](int, cudaStream_t t) { launch_copy(bytes + half, bytes, half, t); };
+    copy_tbs_ = 2 * half / time_graph(3, copy, 20).median_us / 1e6;
+    std::printf(
+        "copy %.3f TB/s; us of a norm and the product after it; in brackets of the product alone and its share "
+        "of the copy ceiling\n%-8s %4s | %-18s | %-12s | %-24s | wgmma, split.columns:us\n",
+        copy_tbs_, "product", "rows", "Lt best", "mma best", "wgmma best");
+  }
+
+  void run() const {
+    for (int rows : {1, 4, 8, 16, 32, 64, 128}) {
+      std::vector<std::unique_ptr<Library>> libraries;
+      std::vector<Timed> lt, mma, wgmma;
+      for (const Shape& s : kLlamaLayer) {
+        libraries.push_back(std::make_unique<Library>(s, rows, workspace_.data()));
+        lt.push_back(best_of_library(s, rows, *libraries.back()));
+        std::string all;
+        mma.push_back(best_way(s, rows, SkinnyUnit::mma, nullptr));
+        wgmma.push_back(best_way(s, rows, SkinnyUnit::wgmma, &all));
+        std::printf("%-8s %4d | %s | %7.2f %4s | %s %4s |%s\n", s.name, rows, with_alone(s, lt.back()).c_str(),
+                    mma.back().us, mma.back().name.c_str(), with_alone(s, wgmma.back()).c_str(),
+                    wgmma.back().name.c_str(), all.c_str());
+        std::fflush(stdout);
+      }
+      std::printf("layer    %4d | norms and products, us: Lt best %.1f, mma %.1f, wgmma %.1f\n", rows,
+                  layer(rows, lt), layer(rows, mma), layer(rows, wgmma));
+    }
+  }
+
+ private:
+  using Launch = std::function<void(const void* w, cudaStream_t)>;
+  struct Timed {
+    double us = std::numeric_limits<double>::infinity();
+    Launch launch;
+    std::string name;
+  };
+  static constexpr int kHidden = 4096, kWidth = 14336;
+  static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
+
+  Timed best_of_library(const Shape& s, int rows, const Library& library) const {
+    Timed best;
+    for (int i = 0; i < library.algorithms(); ++i) {
+      const Launch launch = [&, i, rows](const void* w, cudaStream_t t) {
+        library.multiply(i, w, x_.data(), y_.data(), t);
+        if (is_gated(s)) launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
+      };
+      if (const double us = chain_us(s, rows, launch, 6); us < best.us) best = {us, launch, std::to_string(i)};
+    }
+    best.us = chain_us(s, rows, best.launch, 20);
+    return best;
+  }
+
+  Timed best_way(const Shape& s, int rows, SkinnyUnit unit, std::string* all) const {
+    Timed best;
+    const bool gated = is_gated(s) && unit == SkinnyUnit::wgmma;
+    for (const SkinnyWay& way :
+         skinny_ways(skinny_device(), rows, gated ? kWidth : s.outputs, s.inputs, gated)) {
+      if (way.unit != unit) continue;
+      const Launch launch = [&, rows, way](const void* w, cudaStream_t t) { few(s, rows, way, w, t); };
+      const double us = chain_us(s, rows, launch, 20);
+      const std::string name = std::to_string(way.split) + "." + std::to_string(way.columns);
+      char text[32];
+      std::snprintf(text, sizeof text, " %s:%.2f", name.c_str(), us);
+      if (all) *all += text;
+      if (us < best.us) best = {us, launch, name};
+    }
+    return best;
+  }
+
+  void few(const Shape& s, int rows, const SkinnyWay& way, const void* w, cudaStream_t t) const {
+    SkinnyGemmArgs a;
+    a.gated = is_gated(s) && way.unit == SkinnyUnit::wgmma;
+    a.w = w, a.x = x_.data(), a.y = a.gated ? activated_.data() : y_.data(), a.rows = rows, a.inputs = s.inputs;
+    a.outputs = a.out_stride = a.gated ? kWidth : s.outputs, a.split = way.split;
+    launch_skinny_way(a, way, t);
+    if (is_gated(s) && !a.gated)
+      launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
+  }
+  void norm(int rows, cudaStream_t t) const {
+    RmsNormArgs a;
+    a.x = y_.data(), a.weight = pool_.data(), a.out = x_.data(), a.num_rows = rows, a.hidden = kHidden;
+    a.element = Element::fp16;
+    launch_rms_norm(a, t);
+  }
+
+  const void* weights(const Shape& s, int i) const {
+    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
+  }
+  double time(const Shape& s, const std::function<void(int, cudaStream_t)>& launch, int replays) const {
+    return time_graph(std::clamp(int(kPoolBytes / s.weight_bytes()), 3, 32), launch, replays).median_us;
+  }
+  double chain_us(const Shape& s, int rows, const Launch& product, int replays) const {
+    const auto link = [&](int i, cudaStream_t t) { norm(rows, t), product(weights(s, i), t); };
+    return time(s, link, replays);
+  }
+  std::string with_alone(const Shape& s, const Timed& timed) const {
+    if (!timed.launch) return "-";
+    const double us = time(
+        s, [&](int i, cudaStream_t t) { timed.launch(weights(s, i), t); }, 20);
+    char text[48];
+    std::snprintf(text, sizeof text, "%7.2f [%6.2f %3.0f%%]", timed.us, us,
+                  100 * double(s.weight_bytes()) / us / 1e6 / copy_tbs_);
+    return text;
+  }
+  // A layer without attention and KV write: a norm ahead of each product but the last.
+  double layer(int rows, const std::vector<Timed>& products) const {
+    for (const Timed& product : products)
+      if (!product.launch) return std::numeric_limits<double>::quiet_NaN();
+    const auto launch = [&](int i, cudaStream_t t) {
+      for (size_t n = 0; n < products.size(); ++n) {
+        if (n + 1 < products.size()) norm(rows, t);
+        products[n].launch(weights(kLlamaLayer[n], i * 4 + int(n)), t);
+      }
+    };
+    return time_graph(24, launch, 30).median_us;
+  }
+
+  DeviceArray<uint16_t> pool_, x_, y_, activated_;
+  DeviceArray<uint8_t> workspace_;
+  double copy_tbs_ = 0;
+};
+
+// Products of many rows with what a layer makes of them, on both sides: the activation of gate and up, or the
+// sum with the residual stream and its norm. x and y have room for kMostTileRows rows of any of a layer's.
+class TileBench {
+ public:
+  TileBench()
+      : pool_(kPoolBytes / 2),
+        x_(size_t(kMostTileRows) * kWidth),
+        y_(size_t(kMostTileRows) * 2 * kWidth),
+        activated_(size_t(kMostTileRows) * kWidth),
+        residual_(size_t(kMostTileRows) * kHidden),
+        workspace_(kWorkspaceBytes) {
+    launch_fill_half(pool_.data(), pool_.size(), nullptr);
+    launch_fill_half(x_.data(), x_.size(), nullptr);
+    launch_fill_half(residual_.data(), residual_.size(), nullptr);
+  }
+
+  void table() const {
+    std::printf("%-8s %5s | %9s %9s | %9s | %9s %9s | %s\n", "product", "rows", "Lt first", "Lt best", "tile",
+                "Lt TF/s", "tile TF/s", "tile / Lt best, two rounds");
+    for (const Shape& s : kLlamaLayer)
+      for (int rows : {512, 2048, kMostTileRows}) row(s, rows);
+  }
+
+  // Milliseconds that the products, activations and norms of all layers of Llama-3.1-8B take, one after the
+  // other for `kHotSeconds`.
+  void hot() const {
+    std::vector<std::unique_ptr<Library>> libraries;
+    for (const Shape& s : kLlamaLayer)
+      libraries.push_back(std::make_unique<Library>(s, kMostTileRows, workspace_.data()));
+    const auto time_layer = [&](const std::function<bool(const Shape&)>& by_tile) {
+      const auto layer = [&](int i, cudaStream_t t) {
+        for (int n = 0; n < 4; ++n) {
+          const Shape& s = kLlamaLayer[n];
+          const void* w = weights(s, i * 4 + n);
+          by_tile(s) ? tile(s, kMostTileRows, w, t) : library(*libraries[n], 0, s, kMostTileRows, w, t);
+        }
+      };
+      const double us = time_graph(kHotLayers, layer, 3).median_us;
+      return time_graph(kHotLayers, layer, int(kHotSeconds * 1e6 / (us * kHotLayers))).median_us * 32 / 1000;
+    };
+    double flop = 0;
+    for (const Shape& s : kLlamaLayer) flop += 2.0 * kMostTileRows * s.outputs * s.inputs * 32;
+    const auto none = [](const Shape&) { return false; };
+    const auto all = [](const Shape&) { return true; };
+    for (int round = 0; round < 2; ++round) {
+      const double library_ms = time_layer(none), gated_ms = time_layer(is_gated), all_ms = time_layer(all);
+      std::printf(
+          "hot, %d rows, 32 layers: cuBLASLt %.1f ms (%.0f TFLOP/s), gated tile kernel %.1f ms "
+          "(%.0f), "
+          "tile kernel for all %.1f ms (%.0f)\n",
+          kMostTileRows, library_ms, flop / library_ms / 1e9, gated_ms, flop / gated_ms / 1e9, all_ms,
+          flop / all_ms / 1e9);
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  static constexpr int kMostTileRows = 8192, kWidth = 14336, kHidden = 4096, kHotLayers = 4;
+  static constexpr double kHotSeconds = 1.5;
+
+  static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
+  static bool is_normed(const Shape& s) { return s.outputs == kHidden; }
+
+  void row(const Shape& s, int rows) const {
+    const Library lt(s, rows, workspace_.data());
+    const auto by_library = [&](int algorithm) {
+      return [&, algorithm](int i, cudaStream_t t) { library(lt, algorithm, s, rows, weights(s, i), t); };
+    };
+    const auto by_tile = [&](int i, cudaStream_t t) { tile(s, rows, weights(s, i), t); };
+    const int count = rows > 2048 ? 3 : 6;
+    const double first = time_graph(count, by_library(0), 9).median_us;
+    int best = 0;
+    double best_us = first;
+    for (int i = 1; i < lt.algorithms(); ++i)
+      if (const double us = time_graph(count, by_library(i), 3).median_us; us < best_us) best = i, best_us = us;
+    double lt_us[2], tile_us[2];
+    for (int round = 0; round < 2; ++round) {
+      lt_us[round] = time_graph(count, by_library(best), 15).median_us;
+      tile_us[round] = time_graph(count, by_tile, 15).median_us;
+    }
+    const double flop = 2.0 * rows * s.outputs * s.inputs;
+    std::printf("%-8s %5d | %9.1f %9.1f | %9.1f | %9.0f %9.0f | %.3f %.3f\n", s.name, rows, first, lt_us[1],
+                tile_us[1], flop / lt_us[1] / 1e6, flop / tile_us[1] / 1e6, tile_us[0] / lt_us[0],
+                tile_us[1] / lt_us[1]);
+    std::fflush(stdout);
+  }
+
+  const void* weights(const Shape& s, int i) const {
+    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
+  }
+  void library(const Library& lt, int algorithm, const Shape& s, int rows, const void* w,
+               cudaStream_t t) const {
+    lt.multiply(algorithm, w, x_.data(), y_.data(), t);
+    if (is_gated(s)) launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
+    if (is_normed(s)) norm(y_.data(), residual_.data(), rows, t);
+  }
+  void norm(const void* x, void* residual, int rows, cudaStream_t t) const {
+    RmsNormArgs a;
+    a.x = x, a.residual = residual, a.weight = x_.data(), a.out = activated_.data();
+    a.num_rows = rows, a.hidden = kHidden, a.element = Element::fp16;
+    launch_rms_norm(a, t);
+  }
+  void tile(const Shape& s, int rows, const void* w, cudaStream_t t) const {
+    TileGemmArgs a;
+    a.x = x_.data(), a.w = w, a.rows = rows, a.inputs = s.inputs, a.gated = is_gated(s);
+    a.add = is_normed(s), a.outputs = a.gated ? kWidth : s.outputs;
+    a.out = a.gated ? activated_.data() : a.add ? residual_.data() : y_.data();
+    launch_tile_gemm(a, t);
+    if (a.add) norm(residual_.data(), nullptr, rows, t);
+  }
+
+  DeviceArray<uint16_t> pool_, x_, y_, activated_, residual_;
+  DeviceArray<uint8_t> workspace_;
+};
+
+void run_chain(const std::function<bool(const char*)>& wanted) {
+  if (wanted("chain")) ChainBench().run();
+}
+
+void run_tile(const std::function<bool(const char*)>& wanted) {
+  if (!wanted("tile") && !wanted("hot")) return;
+  if (!has_tile_gemm(14336, 4096)) {
+    std::printf("no tile kernel for this device\n");
+    return;
+  }
+  const TileBench bench;
+  if (wanted("tile")) bench.table();
+  if (wanted("hot")) bench.hot();
+}
+
 void run(const std::function<bool(const char*)>& wanted) {
+  if (!wanted("llama") && !wanted("skinny") && !wanted("qwen") && !wanted("layer")) return;
   const Bench bench;
   bench.header();
   const bool llama = wanted("llama");
@@ -245,10 +519,13 @@ void run(const std::function<bool(const char*)>& wanted) {
 }  // namespace ekv::bench
 
 int main(int argc, char** argv) {
-  ekv::bench::run([&](const char* part) {
+  const auto wanted = [&](const char* part) {
     const bool named =
         std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, part) == 0; });
     return named || (argc == 1 && std::strcmp(part, "skinny") != 0);
-  });
+  };
+  ekv::bench::run(wanted);
+  ekv::bench::run_chain(wanted);
+  ekv::bench::run_tile(wanted);
   return 0;
 }

@@ -75,6 +75,15 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
+// The same to shared memory.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+#endif
+
 // The transpose of an 8x8 matrix of 16-bit elements that lies in the warp as ldmatrix would have loaded it.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
   uint32_t y;
@@ -100,6 +109,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// gate / (1 + exp(-gate)) * up, within 2^-20 relative.
+__device__ __forceinline__ float silu_mul(float gate, float up) {
+  return __fdividef(gate, 1.0f + expf(-gate)) * up;
 }
 
 // ---- asynchronous copies to shared memory
@@ -136,6 +150,15 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
+// ---- barriers of some of a CTA's warps, by number: `threads` come, those that arrive do not wait.
+
+__device__ __forceinline__ void named_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // ---- clusters. For older devices every CTA is a cluster of its own.
 
 // A barrier of all threads of all CTAs of the cluster, in two halves; whole warps come to each. What was
@@ -150,6 +173,12 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
   __syncthreads();
+#endif
+}
+// The first half without the promise on what was written.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_barrier() {
@@ -168,6 +197,19 @@ __device__ __forceinline__ T* shared_of(int rank, T* own) {
   return own;
 #endif
 }
+
+// The place in a ring of stages, and the phase of its barriers there.
+template <int kStages>
+struct Place {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
 
 // ---- barriers in shared memory and the copy engine
 
@@ -196,6 +238,18 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) 
       : "memory");
 }
 
+// The address of a place in shared memory, in the CTA with number `rank` of the cluster, which may be this one.
+__device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+// `barrier` is a cluster_address. Orders nothing that this thread wrote for threads of another CTA: it says
+// that a stage has been read. With .release.cluster a fence of the whole device stood before every arrival.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Copies `bytes` (addresses and size multiples of 16) and counts them on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from_global, uint32_t bytes,
                                           uint32_t barrier) {
@@ -218,6 +272,76 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t to_shared, const void* f
 // Orders this thread's ordinary accesses to shared memory before later ones of the copy engine or wgmma.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- boxes of a tensor by a tensor map (tensor_map.h), which lies in the kernel's parameters. Coordinates
+// count elements, the innermost dimension first. What of a box lies outside the tensor arrives as zeros, is
+// counted as if it did not, and is not written.
+
+__device__ __forceinline__ void tensor_load(uint32_t to_shared, const void* map, uint32_t barrier, int c0,
+                                            int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+      "[%2];" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
+      : "memory");
+}
+// The same for data that is read once: it leaves the L2 before anything else does.
+__device__ __forceinline__ void tensor_load_once(uint32_t to_shared, const void* map, uint32_t barrier, int c0,
+                                                 int c1) {
+  asm volatile(
+      "{\n\t.reg .b64 once;\n\t"
+      "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n\t"
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%3, "
+      "%4}], [%2], once;\n\t}" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
+      : "memory");
+}
+// To the same place in all CTAs of the cluster that `ctas` has a bit for; each counts it on its own barrier.
+__device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const void* map, uint32_t barrier,
+                                                      int c0, int c1, int c2, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const void* map, uint32_t barrier,
+                                                      int c0, int c1, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to_shared),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1)
+      : "memory");
+}
+// Brings a map to where the copy engine finds it soon.
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// In this thread's group of stores.
+__device__ __forceinline__ void tensor_store(const void* map, uint32_t from_shared, int c0, int c1) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(from_shared), "r"(c0), "r"(c1)
+               : "memory");
+}
+// Adds to what is there, in the L2, rounded to nearest: the same whoever comes first only where every element
+// gets one addend.
+__device__ __forceinline__ void tensor_add(const void* map, uint32_t from_shared, int c0, int c1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from_shared), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until this thread's stores have read shared memory, or are done.
+__device__ __forceinline__ void tensor_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void tensor_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 #endif

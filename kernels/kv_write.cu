@@ -16,6 +16,12 @@ namespace ekv {
 namespace {
 
 constexpr int kThreads = 128;
+// Code for older devices is not launched before the kernels ahead have ended, and spills when it loads early.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool kStartsEarly = true;
+#else
+constexpr bool kStartsEarly = false;
+#endif
 constexpr float kLastOnGrid = fixed8::kBound - 0x1p-9f;  // the float before kBound
 constexpr float kHalfMax = 65504.0f, kE5m2Clamp = 61408.0f;
 
@@ -280,13 +286,21 @@ __device__ __forceinline__ void write_vector(const KvWriteArgs& a, const Vector&
 template <class T, int kDim, BaseFormat kFormat, int kHeads>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteArgs a) {
   using G = Group<kDim>;
+  // Few rows: slot and angles, a chain of two loads, come while the product ahead still runs. Many: for most
+  // blocks its end is far behind, and q, k, v are better asked for first.
+  constexpr bool kEarly = kStartsEarly && kHeads == 1;
   let_next_kernel_begin();
-  wait_for_kernels_ahead();
+  if constexpr (!kEarly) wait_for_kernels_ahead();
   const int per_row = a.heads + 2 * a.shape.kv_heads, groups_per_row = ceil_div(per_row, kHeads);
   const int index = (blockIdx.x * kThreads + threadIdx.x) / G::kLanes, lane = threadIdx.x % G::kLanes;
   const int row = index / groups_per_row, first = index % groups_per_row * kHeads;
   const bool inside = row < a.num_rows && lane < G::kUsed;
   const int slot = inside ? a.slot_mapping[row] : -1;
+  Turn turn;
+  if constexpr (kEarly) {
+    load_turn<kDim, kFormat>(a, row, slot, lane, turn);
+    wait_for_kernels_ahead();
+  }
   uint4 loaded[kHeads][G::kChunks];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
@@ -295,8 +309,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constan
       const size_t at = (size_t(row) * per_row + first + h) * kDim + G::dim(lane, c);
       loaded[h][c] = inside && first + h < per_row ? load16(static_cast<const uint16_t*>(a.qkv) + at) : uint4{};
     }
-  Turn turn;
-  load_turn<kDim, kFormat>(a, row, slot, lane, turn);
+  if constexpr (!kEarly) load_turn<kDim, kFormat>(a, row, slot, lane, turn);
   int clamped = 0;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const __grid_constan
   load8<T>(a.gate_up, row * 2 * a.width + i, gate);
   load8<T>(a.gate_up, row * 2 * a.width + a.width + i, up);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) gate[j] = __fdividef(gate[j], 1.0f + expf(-gate[j])) * up[j];
+  for (int j = 0; j < 8; ++j) gate[j] = silu_mul(gate[j], up[j]);
   store16(static_cast<uint16_t*>(a.out) + row * a.width + i, pack8<T>(gate));
 }
 

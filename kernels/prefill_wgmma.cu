@@ -48,24 +48,6 @@ struct Shared {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int kStages>
-struct Place {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-__device__ __forceinline__ void named_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 enum NamedBarrier : int { kQueriesReady = 1, kValuesCleared = 2, kTurn = 3 };  // kTurn + warpgroup
 
 // ---- the loader
@@ -363,10 +345,10 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_wgmma_kernel(const __grid
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoaderRegisters));
+    shrink_registers<kLoaderRegisters>();
     Loader<kHeadDim>(p, w, shared).run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
+    grow_registers<kConsumerRegisters>();
     Rows<kHeadDim>(p, w, shared).run();
   }
 #endif

@@ -13,18 +13,27 @@
 
 namespace ekv {
 
+struct LaunchExtras {
+  unsigned shared_bytes = 0;  // dynamic shared memory of a CTA
+  unsigned cluster = 1;       // CTAs of a cluster; more than 1 needs is_hopper_code()
+};
+
 template <class Args>
 void launch_programmatic(void (*kernel)(Args), unsigned blocks, unsigned threads, const Args& args,
-                         cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+                         cudaStream_t stream, const LaunchExtras& extras = {}) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {extras.cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
+  config.dynamicSmemBytes = extras.shared_bytes;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = is_hopper_code(kernel) ? 1 : 0;  // code for older devices does not wait
+  config.attrs = attributes;
+  // Code for older devices does not wait, and has no clusters.
+  config.numAttrs = !is_hopper_code(kernel) ? 0 : extras.cluster > 1 ? 2 : 1;
   cuda_check(cudaLaunchKernelEx(&config, kernel, args));
 }
 

@@ -27,7 +27,7 @@ began=$(date +%s)
 export logs left=$((deadline - SECONDS))
 
 # Large and long cases are left out: the tools slow a kernel down a hundredfold.
-small='-*Offsets*:*OneTo257*:*TwentyRepeats*:*TargetBaseTarget*:*AnyNumberOfShares*:*Random*:*long*:*Large*:RoundTrip.*:*DrawsFollow*:*ManyRows*:*EverythingChanges*:*LostDevice*'
+small='-*Offsets*:*OneTo257*:*TwentyRepeats*:*TargetBaseTarget*:*AnyNumberOfShares*:*Random*:*long*:*Large*:RoundTrip.*:*DrawsFollow*:*ManyRows*:*EveryNumber*:*EverythingChanges*:*LostDevice*'
 
 # The cases of a test that a tool runs; nothing: none. The backend's tests go through cuBLAS, whose kernels are not ours
 # to judge: races between them cannot be told from ours, and padding rows are multiplied without having been written.

@@ -13,6 +13,25 @@ foreach(part kv_cache layer_ops sampling)
 endforeach()
 ekv_kernel_test(pool_life_test SOURCES kernels/pool_life_test.cpp CPU support/run_cpu_ops.cpp support/run_cpu_attention.cpp
                 CUDA support/run_cuda_ops.cpp)
-ekv_kernel_test(skinny_gemm_test SOURCES kernels/skinny_gemm_test.cpp
-                CPU support/run_cpu_ops.cpp support/run_cpu_gemm.cpp ${PROJECT_SOURCE_DIR}/kernels/skinny_split.cpp
-                CUDA support/run_cuda_ops.cpp)
+set(plain_gemm support/run_cpu_ops.cpp support/run_cpu_gemm.cpp ${PROJECT_SOURCE_DIR}/kernels/skinny_split.cpp)
+ekv_kernel_test(skinny_gemm_test SOURCES kernels/skinny_gemm_test.cpp CPU ${plain_gemm} CUDA support/run_cuda_ops.cpp)
+ekv_kernel_test(tile_gemm_test SOURCES kernels/tile_gemm_test.cpp CPU ${plain_gemm} CUDA support/run_cuda_ops.cpp)
+# ekv_emulated_test(name emulated plain...): the same test on the kernel's own code, which EMULATED runs on an emulated
+# cluster; needs CUDA's headers and no GPU.
+function(ekv_emulated_test name emulated)
+  if(NOT TARGET ekv_kernels)
+    return()
+  endif()
+  ekv_test(${name}_emulated LABEL kernels LIBS ekv_base SOURCES kernels/${name}.cpp support/run_cpu_ops.cpp
+           ${emulated} emulator/cluster.cpp emulator/tensor_map.cpp ${ARGN})
+  # nvcc's dialect: its pragmas, and values read as another type.
+  set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS "-Wno-unknown-pragmas;-Wno-strict-aliasing;-fno-strict-aliasing")
+  target_include_directories(${name}_emulated BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulator)
+  target_include_directories(${name}_emulated PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  ekv_group(cuda_host ${name}_emulated)
+endfunction()
+ekv_emulated_test(tile_gemm_test emulator/tile_gemm.cpp)
+ekv_emulated_test(skinny_gemm_test emulator/skinny_wgmma.cpp ${PROJECT_SOURCE_DIR}/kernels/skinny_split.cpp)
+if(TEST skinny_gemm_test_emulated)
+  set_tests_properties(skinny_gemm_test_emulated PROPERTIES ENVIRONMENT GTEST_FILTER=-Large/*)  # minutes
+endif()

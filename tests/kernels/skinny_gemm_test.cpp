@@ -1,5 +1,6 @@
 // The skinny product against its formula: in whole numbers, whose sums are exact in any order, and in real
-// ones.
+// ones. Linked to plain loops, to the GPU, and to one of the two kernels' own code on an emulated cluster.
+// Every case runs in every way that the device has (skinny_split.h), also where a product would take another.
 
 #include "kernels/skinny_gemm.h"
 
@@ -11,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/skinny_split.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/number_formats.h"
 
@@ -22,11 +24,21 @@ constexpr uint16_t kPoison = 0xffff;  // NaN in fp16; two of them are one in fp3
 struct Product {
   int rows, outputs, inputs;
   bool fp32_out;
+  bool gated = false;
+  int matrix_rows() const { return gated ? 2 * outputs : outputs; }
 };
 
 struct Data {
   std::vector<uint16_t> w, x;
 };
+
+std::vector<SkinnyWay> ways(const Product& c) {
+  return skinny_ways(skinny_device(), c.rows, c.outputs, c.inputs, c.gated);
+}
+std::string name_of(const SkinnyWay& way) {
+  return std::string(way.unit == SkinnyUnit::mma ? "mma" : "wgmma") + ", split " + std::to_string(way.split) +
+         ", columns " + std::to_string(way.columns);
+}
 
 Data whole_numbers(const Product& c, unsigned seed) {
   std::mt19937 rng(seed);
@@ -35,7 +47,7 @@ Data whole_numbers(const Product& c, unsigned seed) {
     for (uint16_t& v : values) v = half_bits(int(rng() % 7) - 3);
     return values;
   };
-  return {fill(size_t(c.outputs) * c.inputs), fill(size_t(c.rows) * c.inputs)};
+  return {fill(size_t(c.matrix_rows()) * c.inputs), fill(size_t(c.rows) * c.inputs)};
 }
 
 Data real_numbers(const Product& c, unsigned seed) {
@@ -49,7 +61,7 @@ Data real_numbers(const Product& c, unsigned seed) {
   return {fill(size_t(c.outputs) * c.inputs, 0.05), fill(size_t(c.rows) * c.inputs, 1)};
 }
 
-// Per row and output.
+// Per row of x and of W.
 struct Expected {
   std::vector<double> sum, magnitude;
 };
@@ -58,7 +70,7 @@ Expected expected(const Product& c, const Data& d) {
   const std::vector<double> w = decode_all(Element::fp16, d.w), x = decode_all(Element::fp16, d.x);
   Expected e;
   for (int r = 0; r < c.rows; ++r)
-    for (int o = 0; o < c.outputs; ++o) {
+    for (int o = 0; o < c.matrix_rows(); ++o) {
       double sum = 0, magnitude = 0;
       for (int i = 0; i < c.inputs; ++i) {
         const double product = x[size_t(r) * c.inputs + i] * w[size_t(o) * c.inputs + i];
@@ -69,19 +81,19 @@ Expected expected(const Product& c, const Data& d) {
   return e;
 }
 
-// Rows of y are three elements longer than they need to be and there is one row too many; all of that stays
-// poisoned.
-std::vector<double> multiply(const Product& c, const Data& d, int split) {
+// Rows of y are some elements longer than they need to be and there is one row too many; all of that stays
+// poisoned. Where outputs come in fours, so do the rows: then four are stored at once.
+std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& way) {
   // Poison behind x: what the kernel reads past its last row must not count.
   std::vector<uint16_t> x = d.x;
   x.resize(x.size() + 64, kPoison);
-  const int stride = c.outputs + 3, words = c.fp32_out ? 2 : 1;
+  const int stride = c.outputs + (c.outputs % 4 == 0 ? 4 : 3), words = c.fp32_out ? 2 : 1;
   DeviceVector<uint16_t> d_w(d.w), d_x(x), d_y(size_t(c.rows + 1) * stride * words, kPoison);
   SkinnyGemmArgs a;
   a.w = d_w.data(), a.x = d_x.data(), a.y = d_y.data();
   a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.out_stride = stride;
-  a.fp32_out = c.fp32_out, a.split = split;
-  launch_skinny_gemm(a, nullptr);
+  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split;
+  launch_skinny_way(a, way, nullptr);
 
   const std::vector<uint16_t> bits = d_y.host();
   std::vector<double> y;
@@ -103,10 +115,10 @@ std::vector<double> multiply(const Product& c, const Data& d, int split) {
 void expect_whole_numbers(const Product& c, unsigned seed) {
   const Data d = whole_numbers(c, seed);
   const Expected e = expected(c, d);
-  for (int split : find_skinny(c.rows, c.outputs, c.inputs)) {
+  for (const SkinnyWay& way : ways(c)) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << " rows " << c.rows << " outputs " << c.outputs
-                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " split " << split);
-    const std::vector<double> y = multiply(c, d, split);
+                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " " << name_of(way));
+    const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i)
       ASSERT_EQ(y[i], c.fp32_out ? e.sum[i] : round_to_half(e.sum[i]))
           << "row " << i / c.outputs << " output " << i % c.outputs;
@@ -121,13 +133,13 @@ TEST_P(SkinnyGemm, RealNumbersAreWithinTheBound) {
   const Product c = GetParam();
   const Data d = real_numbers(c, 2);
   const Expected e = expected(c, d);
-  for (int split : find_skinny(c.rows, c.outputs, c.inputs)) {
-    const std::vector<double> y = multiply(c, d, split);
+  for (const SkinnyWay& way : ways(c)) {
+    const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i) {
       const double bound = (c.inputs * 0x1p-27 + 0x1p-20) * e.magnitude[i];
       const double rounding = c.fp32_out ? 0 : half_step(Element::fp16, std::fabs(e.sum[i]) + bound);
       ASSERT_NEAR(y[i], e.sum[i], bound + rounding)
-          << "row " << i / c.outputs << " output " << i % c.outputs << " split " << split;
+          << "row " << i / c.outputs << " output " << i % c.outputs << " " << name_of(way);
     }
   }
 }
@@ -138,7 +150,12 @@ INSTANTIATE_TEST_SUITE_P(Tails, SkinnyGemm,
                                          Product{8, 63, 248, false},     // one too few
                                          Product{9, 130, 2056, true},    // a tile of rows too many, every split
                                          Product{17, 70, 520, false},    //
-                                         Product{32, 129, 1000, true}),  // all rows
+                                         Product{32, 129, 1000, true},   // all rows of mma
+                                         Product{33, 127, 72, false},    // a tile of rows, and inputs, too many
+                                         Product{64, 260, 712, false},   // four outputs at a time
+                                         Product{12, 132, 200, true},    //
+                                         Product{65, 131, 1096, true},   //
+                                         Product{128, 257, 520, true}),  // all rows
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
                          testing::Values(Product{1, 576, 1536, false},   // SmolLM2-135M's down
@@ -149,69 +166,148 @@ INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
 
 TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
   std::mt19937 rng(3);
-  for (int round = 0; round < std::max(20, long_run(200)); ++round) {
-    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 300), 8 * (1 + int(rng() % 300)),
+  for (int round = 0; round < std::max(4, long_run(200)); ++round) {
+    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 300), 8 * (1 + int(rng() % 150)),
                     rng() % 2 == 0};
     expect_whole_numbers(c, rng());
     if (HasFatalFailure()) return;
   }
 }
 
+// What launch_silu_mul() makes of the plain product's rounded sums, within its error.
+TEST(SkinnyGemmGated, MatchesDefinition) {
+  for (const Product& c :
+       {Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true}, Product{23, 65, 1032, false, true},
+        Product{64, 200, 520, false, true}, Product{128, 131, 136, false, true}}) {
+    Data d = whole_numbers(c, unsigned(c.rows));
+    for (uint16_t& w : d.w) w = half_bits(half_value(w) / 32);  // sums are exact, gates not too large for fp16
+    const Expected e = expected(c, d);
+    for (const SkinnyWay& way : ways(c)) {
+      const std::vector<double> y = multiply(c, d, way);
+      for (size_t i = 0; i < y.size(); ++i) {
+        const size_t row = i / c.outputs * c.matrix_rows(), output = i % c.outputs;
+        const double g = round_to_half(e.sum[row + output]), u = round_to_half(e.sum[row + c.outputs + output]);
+        const double want = g / (1 + std::exp(-g)) * u;
+        ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(Element::fp16, std::fabs(want)))
+            << c.rows << " rows, row " << i / c.outputs << " output " << output << " " << name_of(way);
+      }
+    }
+  }
+}
+
+// Every tail of a tile of rows; few outputs and inputs, none of them whole.
+TEST(SkinnyGemmRows, EveryNumber) {
+  for (int rows = 1; rows <= kMaxSkinnyRows; ++rows) {
+    expect_whole_numbers({rows, 1 + rows % 3 * 67, 136 + rows % 2 * 64, rows % 5 < 2}, unsigned(rows));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
 // A row's bits are the same alone and among others, whatever those hold: also where there are NaN and
-// infinities.
+// infinities. They depend on kernel and split, and on nothing else.
 TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
-  const Product all{kMaxSkinnyRows, 96, 1288, true};
-  Data d = real_numbers(all, 4);
-  for (int split : find_skinny(all.rows, all.outputs, all.inputs)) {
-    const std::vector<double> y = multiply(all, d, split);
-    for (int rows : {1, 2, 7, 8, 9, 16, 17, 31}) {
+  for (const SkinnyWay& way : ways({1, 96, 1288, true})) {
+    const int most = way.unit == SkinnyUnit::mma ? kMaxMmaRows : kMaxSkinnyRows;
+    const Product all{most, 96, 1288, true};
+    const Data d = real_numbers(all, 4);
+    const std::vector<double> y = multiply(all, d, way);
+    for (int rows : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 127}) {
+      if (rows > most) continue;
       const Product some{rows, all.outputs, all.inputs, true};
       Data part = d;
       part.x.resize(size_t(rows) * all.inputs);
       if (rows > 2)
         for (int i = 0; i < all.inputs; ++i)
           part.x[size_t(rows - 1) * all.inputs + i] = i % 2 ? 0x7c00 : 0x7e00;
-      const std::vector<double> few = multiply(some, part, split);
-      for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
-        ASSERT_EQ(few[i], y[i]) << rows << " rows, split " << split << ", element " << i;
+      for (const SkinnyWay& same : ways(some)) {
+        if (same.unit != way.unit || same.split != way.split) continue;
+        const std::vector<double> few = multiply(some, part, same);
+        for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
+          ASSERT_EQ(few[i], y[i]) << rows << " rows, " << name_of(same) << ", element " << i;
+      }
     }
   }
 }
 
-// Each product reads what the one before has written: 40 permutations, one after the other, move values and
-// round none.
-TEST(SkinnyGemmChain, WaitsForWhatIsAhead) {
-  constexpr int kSize = 1024, kProducts = 40, kRows = 3;
+TEST(SkinnyGemmRows, TwentyRepeatsAreTheSame) {
+  const Product c{50, 300, 2056, true};
+  const Data d = real_numbers(c, 6);
+  for (const SkinnyWay& way : ways(c)) {
+    const std::vector<double> first = multiply(c, d, way);
+    for (int n = 0; n < std::max(1, long_run(20)); ++n) ASSERT_EQ(multiply(c, d, way), first) << name_of(way);
+  }
+}
+
+// Each product reads what the one before has written: permutations, one after the other, move values and round
+// none.
+void expect_chain(int rows, int size, int products) {
   std::mt19937 rng(5);
-  std::vector<int> from(kSize);
-  for (int i = 0; i < kSize; ++i) from[i] = i;
+  std::vector<int> from(static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) from[i] = i;
   std::shuffle(from.begin(), from.end(), rng);
-  std::vector<uint16_t> w(size_t(kSize) * kSize, half_bits(0)), x;
-  for (int o = 0; o < kSize; ++o) w[size_t(o) * kSize + from[o]] = half_bits(1);
-  for (int i = 0; i < kRows * kSize; ++i) x.push_back(half_bits(int(rng() % 2000)));
-  for (int split : find_skinny(kRows, kSize, kSize)) {
+  std::vector<uint16_t> w(size_t(size) * size, half_bits(0)), x;
+  for (int o = 0; o < size; ++o) w[size_t(o) * size + from[o]] = half_bits(1);
+  for (int i = 0; i < rows * size; ++i) x.push_back(half_bits(int(rng() % 2000)));
+  for (const SkinnyWay& way : ways({rows, size, size, false})) {
     const DeviceVector<uint16_t> d_w(w);
     DeviceVector<uint16_t> d_x[2] = {DeviceVector<uint16_t>(x), DeviceVector<uint16_t>(x.size(), kPoison)};
     std::vector<uint16_t> want = x;
-    for (int n = 0; n < kProducts; ++n) {
+    for (int n = 0; n < products; ++n) {
       SkinnyGemmArgs a;
       a.w = d_w.data(), a.x = d_x[n % 2].data(), a.y = d_x[1 - n % 2].data();
-      a.rows = kRows, a.outputs = a.inputs = a.out_stride = kSize, a.split = split;
-      launch_skinny_gemm(a, nullptr);
+      a.rows = rows, a.outputs = a.inputs = a.out_stride = size, a.split = way.split;
+      launch_skinny_way(a, way, nullptr);
       const std::vector<uint16_t> before = want;
-      for (int i = 0; i < kRows * kSize; ++i) want[i] = before[i / kSize * kSize + from[i % kSize]];
+      for (int i = 0; i < rows * size; ++i) want[i] = before[i / size * size + from[i % size]];
     }
-    ASSERT_EQ(d_x[kProducts % 2].host(), want) << "split " << split;
+    ASSERT_EQ(d_x[products % 2].host(), want) << name_of(way);
   }
 }
 
+TEST(SkinnyGemmChain, WaitsForWhatIsAhead) {
+  expect_chain(3, 1024, std::max(2, long_run(40)));
+  expect_chain(40, 1024, std::max(2, long_run(40)));
+}
+
 TEST(SkinnyGemmFind, SaysWhatItDoesNotDo) {
+  const SkinnyDevice device = skinny_device();
+  const int most = std::max(device.mma_rows, device.wgmma_rows);
   EXPECT_FALSE(find_skinny(1, 4096, 4096).empty());
-  EXPECT_FALSE(find_skinny(kMaxSkinnyRows, 1, 8).empty());
-  EXPECT_TRUE(find_skinny(kMaxSkinnyRows + 1, 4096, 4096).empty());
+  EXPECT_FALSE(find_skinny(most, 1, 8).empty());
+  EXPECT_TRUE(find_skinny(most + 1, 4096, 4096).empty());
   EXPECT_TRUE(find_skinny(0, 4096, 4096).empty());
   EXPECT_TRUE(find_skinny(1, 4096, 4092).empty());
-  EXPECT_EQ(find_skinny(1, 64, 248), std::vector<int>{1});  // nothing to cut
+  EXPECT_EQ(find_skinny(1, 64, 56), std::vector<int>{1});  // nothing to cut
+}
+
+TEST(SkinnyGemmFind, GatedWhereThereIsWgmma) {
+  for (int rows : {1, 4, 5, 64, kMaxSkinnyRows}) {
+    EXPECT_EQ(find_skinny_gated(rows), skinny_device().wgmma_rows > 0) << rows;
+    EXPECT_EQ(find_skinny(rows, 14336, 4096, true).empty(), !find_skinny_gated(rows)) << rows;
+  }
+  EXPECT_FALSE(find_skinny_gated(kMaxSkinnyRows + 1));
+}
+
+TEST(SkinnyGemmFind, EverySplitHasAWay) {
+  const SkinnyDevice device = skinny_device();
+  for (const bool gated : {false, true})
+    for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
+      for (const int split : find_skinny(rows, 4096, 4096, gated)) {
+        const std::vector<SkinnyWay> all = skinny_ways(device, rows, 4096, 4096, gated);
+        EXPECT_EQ(std::ranges::count(all, skinny_way(device, rows, split, gated)), 1)
+            << rows << " rows, split " << split;
+      }
+}
+
+// The rule of skinny_split.cpp on an H200, with an older device, and without clusters.
+TEST(SkinnyGemmFind, FewestRowsGoToMma) {
+  const SkinnyDevice hopper{32, 128, 8, 264}, older{32, 0, 1, 216};
+  EXPECT_EQ(skinny_way(hopper, 1, 4), (SkinnyWay{SkinnyUnit::mma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 1, 4, true), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 8, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
+  EXPECT_EQ(skinny_way(hopper, 64, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 2}));
+  EXPECT_EQ(skinny_way(hopper, 64, 8), (SkinnyWay{SkinnyUnit::wgmma, 8, 1}));
+  EXPECT_EQ(skinny_way(older, 32, 1), (SkinnyWay{SkinnyUnit::mma, 1, 1}));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "backend/cuda/cuda_raii.h"
 #include "backend/cuda/gemm_cache.h"
+#include "kernels/layer_ops.h"
 #include "support/half.h"
 
 namespace ekv::test {
@@ -21,6 +22,9 @@ const GemmShape kShapes[] = {
     {.outputs = 384, .inputs = 256, .max_rows = 70, .out_stride = 384},
     {.outputs = 1000, .inputs = 512, .max_rows = 33, .fp32_out = true, .out_stride = 1008},
     {.outputs = 4096, .inputs = 4096, .max_rows = 17, .out_stride = 4096},
+    {.outputs = 768, .inputs = 512, .max_rows = 300, .out_stride = 768},
+    {.outputs = 1040, .inputs = 264, .max_rows = 300, .out_stride = 1040, .after = After::activation},
+    {.outputs = 520, .inputs = 328, .max_rows = 300, .out_stride = 520, .after = After::norm},
 };
 
 template <class T>
@@ -46,8 +50,14 @@ class CudaGemmTest : public testing::Test {
       const size_t rows = size_t(row_bucket(s.max_rows));
       w_.push_back(random(size_t(s.outputs) * size_t(s.inputs))), x_.push_back(random(rows * size_t(s.inputs)));
       d_w_.push_back(on_device(w_.back())), d_x_.push_back(on_device(x_.back()));
-      d_y_.emplace_back(rows * size_t(s.out_stride));
+      d_y_.emplace_back(rows * size_t(s.out_stride)), d_made_.emplace_back(rows * size_t(s.outputs));
+      residual_.push_back(s.after == After::norm ? random(rows * size_t(s.outputs)) : random(1));
+      d_residual_.push_back(on_device(residual_.back()));
+      d_weight_.push_back(on_device(std::vector<uint16_t>(size_t(s.outputs), half_bits(1))));
       operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
+      operands_.back().ahead = [this](int rows, cudaStream_t) { EXPECT_GE(rows, 1), ++ahead_; };
+      if (s.after == After::activation) operands_.back().activated = d_made_.back().data();
+      if (s.after == After::norm) operands_.back().norm = norm_args(operands_.size() - 1);
     }
   }
 
@@ -58,6 +68,8 @@ class CudaGemmTest : public testing::Test {
 
   void expect_product(CudaGemm& gemm, size_t i, int rows) {
     const GemmShape& s = kShapes[i];
+    if (s.after == After::activation) return expect_gated(gemm, i, rows);
+    if (s.after == After::norm) return expect_normed(gemm, i, rows);
     cuda_check(cudaMemset(d_y_[i].data(), 0x7f, d_y_[i].bytes()));
     gemm.multiply(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), rows, stream_.get());
     cuda_check(cudaStreamSynchronize(stream_.get()));
@@ -65,12 +77,7 @@ class CudaGemmTest : public testing::Test {
     cuda_check(cudaMemcpy(y.data(), d_y_[i].data(), d_y_[i].bytes(), cudaMemcpyDeviceToHost));
     for (int row = 0; row < rows; ++row)
       for (int o = 0; o < s.outputs; o += 1 + o % 7) {
-        double want = 0, size = 0;
-        for (int k = 0; k < s.inputs; ++k) {
-          const double term = half_value(x_[i][size_t(row) * size_t(s.inputs) + size_t(k)]) *
-                              half_value(w_[i][size_t(o) * size_t(s.inputs) + size_t(k)]);
-          want += term, size += std::fabs(term);
-        }
+        const auto [want, size] = exact_sum(i, row, o);
         const size_t at = size_t(row) * size_t(s.out_stride) + size_t(o);
         const double got = s.fp32_out ? double(y[at]) : half_value(reinterpret_cast<uint16_t*>(y.data())[at]);
         const double bound = size * s.inputs * 0x1p-24 + (s.fp32_out ? 0 : std::fabs(want) * 0x1p-10);
@@ -78,11 +85,89 @@ class CudaGemmTest : public testing::Test {
       }
   }
 
+  // The activation takes g and u as a product rounds them, each off by a step at most.
+  void expect_gated(CudaGemm& gemm, size_t i, int rows) {
+    const GemmShape& s = kShapes[i];
+    const int width = s.outputs / 2;
+    cuda_check(cudaMemset(d_made_[i].data(), 0x7f, d_made_[i].bytes()));
+    gemm.multiply_gated(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), d_made_[i].data(), rows,
+                        stream_.get());
+    const std::vector<uint16_t> got = download(d_made_[i]);
+    for (int row = 0; row < rows; ++row)
+      for (int o = 0; o < width; o += 1 + o % 7) {
+        const auto [gate, gate_size] = exact_sum(i, row, o);
+        const auto [up, up_size] = exact_sum(i, row, width + o);
+        const double silu = gate / (1 + std::exp(-gate)), want = silu * up;
+        const double gate_bound = gate_size * s.inputs * 0x1p-24 + std::fabs(gate) * 0x1p-10 + 0x1p-24;
+        const double up_bound = up_size * s.inputs * 0x1p-24 + std::fabs(up) * 0x1p-10 + 0x1p-24;
+        const double bound = 1.1 * gate_bound * (std::fabs(up) + up_bound) + std::fabs(silu) * up_bound +
+                             std::fabs(want) * 0x1p-10 + 0x1p-24;
+        ASSERT_NEAR(half_value(got[size_t(row) * size_t(width) + size_t(o)]), want, bound)
+            << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
+      }
+  }
+
+  RmsNormArgs norm_args(size_t i) const {
+    RmsNormArgs norm;
+    norm.residual = d_residual_[i].data(), norm.weight = d_weight_[i].data(), norm.out = d_made_[i].data();
+    norm.hidden = kShapes[i].outputs, norm.epsilon = 1e-5f, norm.element = Element::fp16;
+    return norm;
+  }
+
+  // The residual stream has the rounded product, and the norm is that of the residual stream.
+  void expect_normed(CudaGemm& gemm, size_t i, int rows) {
+    const GemmShape& s = kShapes[i];
+    cuda_check(
+        cudaMemcpy(d_residual_[i].data(), residual_[i].data(), d_residual_[i].bytes(), cudaMemcpyHostToDevice));
+    cuda_check(cudaMemset(d_made_[i].data(), 0x7f, d_made_[i].bytes()));
+    gemm.multiply_normed(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), norm_args(i), rows,
+                         stream_.get());
+    const std::vector<uint16_t> residual = download(d_residual_[i]), out = download(d_made_[i]);
+    for (int row = 0; row < rows; ++row) {
+      const size_t first = size_t(row) * size_t(s.outputs);
+      double squares = 0;
+      for (int o = 0; o < s.outputs; ++o) squares += std::pow(half_value(residual[first + size_t(o)]), 2);
+      const double scale = 1 / std::sqrt(squares / s.outputs + 1e-5);
+      for (int o = 0; o < s.outputs; o += 1 + o % 7) {
+        const size_t at = first + size_t(o);
+        const auto [sum, size] = exact_sum(i, row, o);
+        const double want = half_value(residual_[i][at]) + sum, got = half_value(residual[at]);
+        const double bound = size * s.inputs * 0x1p-24 + (std::fabs(sum) + std::fabs(want)) * 0x1p-10 + 0x1p-24;
+        ASSERT_NEAR(got, want, bound) << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
+        ASSERT_NEAR(half_value(out[at]), got * scale, std::fabs(got * scale) * 0x1p-10 + 0x1p-24)
+            << "norm, shape " << i << ", " << rows << " rows, row " << row << ", " << o;
+      }
+    }
+  }
+
+  std::vector<uint16_t> download(const DeviceBuffer<uint16_t>& from) {
+    cuda_check(cudaStreamSynchronize(stream_.get()));
+    std::vector<uint16_t> values(from.size());
+    cuda_check(cudaMemcpy(values.data(), from.data(), from.bytes(), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+  struct Sum {
+    double value = 0, size = 0;
+  };
+  Sum exact_sum(size_t i, int row, int output) const {
+    const size_t inputs = size_t(kShapes[i].inputs);
+    Sum sum;
+    for (size_t k = 0; k < inputs; ++k) {
+      const double term =
+          half_value(x_[i][size_t(row) * inputs + k]) * half_value(w_[i][size_t(output) * inputs + k]);
+      sum.value += term, sum.size += std::fabs(term);
+    }
+    return sum;
+  }
+
   Stream stream_ = make_stream();
   std::vector<std::vector<uint16_t>> w_, x_;
-  std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_;
+  std::vector<std::vector<uint16_t>> residual_;
+  std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_, d_made_, d_residual_, d_weight_;
   std::vector<DeviceBuffer<float>> d_y_;
   std::vector<GemmOperands> operands_;
+  int ahead_ = 0;  // launches of what a step has ahead of products
 };
 
 TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
@@ -92,6 +177,7 @@ TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
   expect_products(**gemm);
   (*gemm)->tune(operands_, {.cache_file = path.string()}, stream_.get());
   expect_products(**gemm);
+  EXPECT_GT(ahead_, 100) << "products are timed as links of a chain";
   const GemmCache kept = load_gemm_cache(path);
   ASSERT_EQ(kept.devices.size(), 1u);
   EXPECT_GT(kept.devices.begin()->second.size(), 10u);

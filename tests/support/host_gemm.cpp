@@ -1,7 +1,8 @@
 // host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 in, fp32 sums, one rounding at the
-// end.
+// end. A product of which something is made is poison afterwards, where the device may or may not leave it.
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,16 +29,42 @@ class HostGemm : public CudaGemm {
         note(int(shape), rows);
   }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
-    const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
-    note(shape, rows);
-    test::enqueue(stream, [=, this] { multiply_now(s, w, x, y, rows); });
+    start(shape, After::nothing, w, x, y, rows, stream);
+  }
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
+    const GemmShape& s = start(shape, After::activation, w, x, y, rows, stream);
+    launch_silu_mul({y, activated, rows, s.outputs / 2, Element::fp16}, stream);
+    poison(s, y, rows, stream);
+  }
+  void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
+                       cudaStream_t stream) override {
+    const GemmShape& s = start(shape, After::norm, w, x, y, rows, stream);
+    RmsNormArgs args = norm;
+    args.x = y, args.num_rows = rows;
+    launch_rms_norm(args, stream);
+    poison(s, y, rows, stream);
   }
 
  private:
+  const GemmShape& start(int shape, After after, const void* w, const void* x, void* y, int rows,
+                         cudaStream_t stream) {
+    const GemmShape& s = shapes_.at(size_t(shape));
+    EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    EKV_CHECK(s.after == after, "something else is made of this product");
+    note(shape, rows);
+    test::enqueue(stream, [=, this, &s] { multiply_now(s, w, x, y, rows); });
+    return s;
+  }
   static void note(int shape, int rows) {
     test::note_code("product " + std::to_string(shape) + " of " + std::to_string(row_bucket(rows)) + " rows");
   }
+  static void poison(const GemmShape& s, void* y, int rows, cudaStream_t stream) {
+    constexpr int kNan = 0xff;
+    const size_t bytes = size_t(rows) * size_t(s.out_stride) * sizeof(uint16_t);
+    test::enqueue(stream, [=] { std::memset(y, kNan, bytes); });
+  }
+
   void multiply_now(const GemmShape& s, const void* w, const void* x, void* y, int rows) {
     const PackedMatrix& matrix = packed(s, w);
     const int64_t ld = matrix.padded_outputs();

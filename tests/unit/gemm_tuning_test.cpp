@@ -19,10 +19,12 @@ GemmCache random_cache(std::mt19937& rng) {
   for (const char* device : {"NVIDIA H200, driver 13000, cuBLASLt 130100", "another, with spaces"})
     for (int i = 0; i < 30; ++i) {
       const GemmKey key{int(1 + rng() % 200000), int(1 + rng() % 20000), int(1 + rng() % 4096),
-                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32};
+                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32,    int(rng() % 3)};
       GemmChoice choice;
       if (rng() % 3 == 0)
         choice.skinny_split = int(1 + rng() % 16);
+      else if (rng() % 3 == 0)
+        choice.tile = true;
       else
         for (uint64_t& word : choice.algorithm) word = rng() % 4 ? rng() | uint64_t(rng()) << 32 : 0;
       cache.devices[device][key] = choice;
@@ -58,7 +60,7 @@ TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
 }
 
 TEST(GemmCache, RefusesOtherFiles) {
-  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 2\nend 1 0\n", "elastickv gemm cache 2\n"})
+  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 2\nend 1 0\n", "elastickv gemm cache 3\n"})
     EXPECT_FALSE(parse_gemm_cache(text)) << text;
   const Result<GemmCache> old =
       parse_gemm_cache("elastickv gemm cache 1\nend 1 d469b3e8fcd6e122\n");  // whole, of version 1

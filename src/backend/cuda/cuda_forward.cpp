@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/kv_cache.h"
 #include "kernels/layer_ops.h"
@@ -227,7 +228,9 @@ void CudaForward::launch(const Stream& stream) {
                 .num_tokens = model_.vocab,
                 .element = kElement},
                stream.get());
-  norm(weights_.layers.front().input_norm, false, stream);
+  RmsNormArgs first = norm_args(weights_.layers.front().input_norm);
+  first.x = std::exchange(first.residual, nullptr), first.num_rows = rows_;
+  launch_rms_norm(first, stream.get());
   for (int layer = 0; layer < model_.layers; ++layer) {
     attention_block(layer, stream);
     mlp_block(layer, stream);
@@ -239,46 +242,40 @@ void CudaForward::launch(const Stream& stream) {
 // normed_ is the input of the MLP.
 void CudaForward::attention_block(int layer, const Stream& stream) {
   const CudaLayer& w = weights_.layers[size_t(layer)];
-  multiply(kQkv, w.qkv, normed_, wide_, stream);
+  gemm_->multiply(kQkv, w.qkv.data(), normed_.data(), wide_.data(), rows_, stream.get());
   write_kv(layer, stream);
   const AttnArgs args = attention_args(layer);
   if (num_decodes_ > 0) launch_decode(args, path_, decode_, stream.get());
   prefill(args, stream);
-  multiply(kOut, w.o, attended_, delta_, stream);
-  norm(w.post_norm, true, stream);
+  multiply_and_norm(kOut, w.o, w.post_norm, stream);
 }
 
 // In: normed_ = input of the MLP. Out: the residual stream has it added, normed_ is the input of the next layer
 // or of the LM head.
 void CudaForward::mlp_block(int layer, const Stream& stream) {
   const CudaLayer& w = weights_.layers[size_t(layer)];
-  multiply(kGateUp, w.gate_up, normed_, wide_, stream);
-  launch_silu_mul({.gate_up = wide_.data(),
-                   .out = attended_.data(),
-                   .num_rows = rows_,
-                   .width = model_.intermediate,
-                   .element = kElement},
-                  stream.get());
-  multiply(kDown, w.down, attended_, delta_, stream);
+  gemm_->multiply_gated(kGateUp, w.gate_up.data(), normed_.data(), wide_.data(), attended_.data(), rows_,
+                        stream.get());
   const bool last = layer + 1 == model_.layers;
-  norm(last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm, true, stream);
+  multiply_and_norm(kDown, w.down, last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm,
+                    stream);
 }
 
-void CudaForward::multiply(Product product, const DeviceTensor& w, const DeviceTensor& x, DeviceTensor& y,
-                           const Stream& stream) {
-  gemm_->multiply(product, w.data(), x.data(), y.data(), rows_, stream.get());
+// Adds the product of attended_ to the residual stream; normed_ is its norm.
+void CudaForward::multiply_and_norm(Product product, const DeviceTensor& w, const DeviceTensor& norm,
+                                    const Stream& stream) {
+  gemm_->multiply_normed(product, w.data(), attended_.data(), delta_.data(), norm_args(norm), rows_,
+                         stream.get());
 }
 
-void CudaForward::norm(const DeviceTensor& weight, bool add_delta, const Stream& stream) {
-  launch_rms_norm({.x = add_delta ? delta_.data() : residual_.data(),
-                   .residual = add_delta ? residual_.data() : nullptr,
-                   .weight = weight.data(),
-                   .out = normed_.data(),
-                   .num_rows = rows_,
-                   .hidden = model_.hidden,
-                   .epsilon = float(model_.rms_eps),
-                   .element = kElement},
-                  stream.get());
+// Of the residual stream, into normed_.
+RmsNormArgs CudaForward::norm_args(const DeviceTensor& weight) const {
+  return {.residual = residual_.data(),
+          .weight = weight.data(),
+          .out = normed_.data(),
+          .hidden = model_.hidden,
+          .epsilon = float(model_.rms_eps),
+          .element = kElement};
 }
 
 void CudaForward::write_kv(int layer, const Stream& stream) {

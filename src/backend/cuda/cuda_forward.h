@@ -82,10 +82,10 @@ class CudaForward {
   AttnArgs group_args(AttnArgs args, const PrefillGroup& group) const;
   void attention_block(int layer, const Stream& stream);
   void mlp_block(int layer, const Stream& stream);
-  void norm(const DeviceTensor& weight, bool add_delta, const Stream& stream);
   void write_kv(int layer, const Stream& stream);
-  void multiply(Product product, const DeviceTensor& w, const DeviceTensor& x, DeviceTensor& y,
-                const Stream& stream);
+  void multiply_and_norm(Product product, const DeviceTensor& w, const DeviceTensor& norm,
+                         const Stream& stream);
+  RmsNormArgs norm_args(const DeviceTensor& weight) const;
 
   const ModelConfig model_;
   const CudaWeights& weights_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_forward.h"
+#include "kernels/layer_ops.h"
 
 namespace ekv {
 namespace {
@@ -21,13 +22,17 @@ int batch_below(int batch) {
 // In the order of Product.
 std::vector<GemmShape> CudaForward::gemm_shapes() const {
   const ModelConfig& m = model_;
-  const auto shape = [&](int outputs, int inputs) {
-    return GemmShape{.outputs = outputs, .inputs = inputs, .max_rows = sizes_.max_rows, .out_stride = outputs};
+  const auto shape = [&](int outputs, int inputs, After after) {
+    return GemmShape{.outputs = outputs,
+                     .inputs = inputs,
+                     .max_rows = sizes_.max_rows,
+                     .out_stride = outputs,
+                     .after = after};
   };
-  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden),
-          shape(m.hidden, m.q_rows()),
-          shape(2 * m.intermediate, m.hidden),
-          shape(m.hidden, m.intermediate),
+  return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden, After::nothing),
+          shape(m.hidden, m.q_rows(), After::norm),
+          shape(2 * m.intermediate, m.hidden, After::activation),
+          shape(m.hidden, m.intermediate, After::norm),
           {.outputs = m.vocab,
            .inputs = m.hidden,
            .max_rows = sizes_.logit_rows,
@@ -35,13 +40,23 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
            .out_stride = sizes_.logit_stride}};
 }
 
-// In the order of Product.
+// In the order of Product. Each has a norm on both sides as in a step, or on one; none the LM head, whose
+// neighbours are not launched programmatically.
 std::vector<GemmOperands> CudaForward::gemm_operands() {
-  std::vector<GemmOperands> all{{{}, normed_.data(), wide_.data()},
-                                {{}, attended_.data(), delta_.data()},
-                                {{}, normed_.data(), wide_.data()},
-                                {{}, attended_.data(), delta_.data()},
-                                {{weights_.lm_head()}, gathered_.data(), logits_.data()}};
+  // The norm must not change normed_, which is an x.
+  RmsNormArgs norm = norm_args(weights_.final_norm);
+  norm.out = wide_.data();
+  const auto ahead = [this](int rows, cudaStream_t stream) {
+    RmsNormArgs args = norm_args(weights_.final_norm);
+    args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
+    launch_rms_norm(args, stream);
+  };
+  std::vector<GemmOperands> all{
+      {.x = normed_.data(), .y = wide_.data(), .ahead = ahead},
+      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+      {.x = normed_.data(), .y = wide_.data(), .activated = attended_.data(), .ahead = ahead},
+      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+      {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data()}};
   for (const CudaLayer& layer : weights_.layers) {
     all[kQkv].weights.push_back(layer.qkv.data());
     all[kOut].weights.push_back(layer.o.data());
@@ -57,6 +72,8 @@ void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
   for (const DeviceTensor* x : inputs) cuda_check(cudaMemsetAsync(x->data(), kSmall, x->bytes(), stream.get()));
   cuda_check(cudaStreamSynchronize(stream.get()));
   gemm_->tune(gemm_operands(), tuning, stream.get());
+  // Timing has added up products in it, to infinity perhaps.
+  cuda_check(cudaMemsetAsync(residual_.data(), 0, residual_.bytes(), stream.get()));
 }
 
 void CudaForward::load_products(const Stream& stream) { gemm_->load(gemm_operands(), stream.get()); }

@@ -1,6 +1,5 @@
 #include "backend/cuda/cuda_gemm.h"
 
-#include <cublasLt.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,54 +10,17 @@
 #include <optional>
 #include <vector>
 
+#include "backend/cuda/cublas_handles.h"
 #include "backend/cuda/cuda_raii.h"
 #include "backend/cuda/cuda_sizes.h"
 #include "backend/cuda/gemm_cache.h"
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/launch_timing.h"
 #include "kernels/skinny_gemm.h"
+#include "kernels/tile_gemm.h"
 
 namespace ekv {
 namespace {
-
-// A failed call of cuBLASLt is a lost device: what can be expected is asked for at the start.
-void blas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
-    return;
-  log_error(fmt::format("cuBLASLt: {}", cublasLtGetStatusString(status)));
-  cuda_check(cudaGetLastError(), at);
-  throw CudaError(status == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown, at);
-}
-
-cudaError_t as_cuda(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
-}
-cudaError_t destroy(cublasLtHandle_t h) { return as_cuda(cublasLtDestroy(h)); }
-cudaError_t destroy_desc(cublasLtMatmulDesc_t d) { return as_cuda(cublasLtMatmulDescDestroy(d)); }
-cudaError_t destroy_layout(cublasLtMatrixLayout_t l) { return as_cuda(cublasLtMatrixLayoutDestroy(l)); }
-cudaError_t destroy_preference(cublasLtMatmulPreference_t p) {
-  return as_cuda(cublasLtMatmulPreferenceDestroy(p));
-}
-using BlasHandle = Handle<cublasLtHandle_t, destroy>;
-using MatmulDesc = Handle<cublasLtMatmulDesc_t, destroy_desc>;
-using Layout = Handle<cublasLtMatrixLayout_t, destroy_layout>;
-using Preference = Handle<cublasLtMatmulPreference_t, destroy_preference>;
-
-Layout make_layout(cudaDataType_t type, int rows, int columns, int stride) {
-  cublasLtMatrixLayout_t raw = nullptr;
-  blas_check(cublasLtMatrixLayoutCreate(&raw, type, uint64_t(rows), uint64_t(columns), stride));
-  return Layout(raw);
-}
-
-// cuBLASLt counts by columns: a row-major [r][c] is its c x r. So y^T = W x^T, with W transposed once more.
-MatmulDesc make_desc() {
-  cublasLtMatmulDesc_t raw = nullptr;
-  blas_check(cublasLtMatmulDescCreate(&raw, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  MatmulDesc desc(raw);
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  blas_check(cublasLtMatmulDescSetAttribute(raw, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
-  return desc;
-}
 
 // One matrix with one bucket of rows.
 struct Form {
@@ -68,8 +30,17 @@ struct Form {
   GemmChoice chosen;
 
   GemmKey key() const {
-    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16};
+    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, int(shape.after)};
   }
+};
+
+// Where one product reads and writes.
+struct Places {
+  const void *w = nullptr, *x = nullptr;
+  void* y = nullptr;
+  int rows = 0;  // without padding
+  void* activated = nullptr;
+  RmsNormArgs norm{};
 };
 
 cublasLtMatmulAlgo_t algorithm_of(const GemmChoice& choice) {
@@ -85,8 +56,25 @@ GemmChoice choice_of(const cublasLtMatmulAlgo_t& algorithm) {
   return choice;
 }
 
+// Whether the kernel for few rows has a gated form with its activation.
+bool skinny_activates(const Form& form) {
+  return form.shape.after == After::activation && find_skinny_gated(form.rows);
+}
 std::vector<int> skinny_splits(const Form& form) {
-  return find_skinny(form.rows, form.shape.outputs, form.shape.inputs);
+  const GemmShape& s = form.shape;
+  return skinny_activates(form) ? find_skinny(form.rows, s.outputs / 2, s.inputs, true)
+                                : find_skinny(form.rows, s.outputs, s.inputs);
+}
+
+// Below, a block of 256 rows would be more padding than product.
+constexpr int kLeastTileRows = 128;
+
+// Columns of what the kernel for many rows writes.
+int tile_outputs(const GemmShape& s) { return s.after == After::activation ? s.outputs / 2 : s.outputs; }
+bool has_tile(const Form& form) {
+  const GemmShape& s = form.shape;
+  return form.rows >= kLeastTileRows && !s.fp32_out && s.out_stride == s.outputs &&
+         has_tile_gemm(tile_outputs(s), s.inputs);
 }
 
 // What a choice is valid for.
@@ -132,8 +120,15 @@ class CublasGemm : public CudaGemm {
   }
 
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
-    const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    blas_check(launch(form, form.chosen, w, x, y, stream));
+    run(shape, After::nothing, {.w = w, .x = x, .y = y, .rows = rows}, stream);
+  }
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
+    run(shape, After::activation, {.w = w, .x = x, .y = y, .rows = rows, .activated = activated}, stream);
+  }
+  void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
+                       cudaStream_t stream) override {
+    run(shape, After::norm, {.w = w, .x = x, .y = y, .rows = rows, .norm = norm}, stream);
   }
 
   void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) override;
@@ -189,26 +184,74 @@ class CublasGemm : public CudaGemm {
     return choices;
   }
 
-  cublasStatus_t launch(const Form& form, const GemmChoice& choice, const void* w, const void* x, void* y,
-                        cudaStream_t stream) {
-    if (choice.skinny_split > 0) return launch_skinny(form, choice, w, x, y, stream);
+  void run(int shape, After after, const Places& p, cudaStream_t stream) {
+    const Form& form = find(forms_.at(size_t(shape)), row_bucket(p.rows));
+    EKV_CHECK(form.shape.after == after, "something else is made of this product");
+    blas_check(launch(form, form.chosen, p, stream));
+  }
+
+  // The product and what is made of it.
+  cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
+    if (choice.tile) return launch_tile(form, p, stream);
+    const bool activates = choice.skinny_split > 0 && skinny_activates(form);
+    const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
+                                                          : launch_library(form, choice, p, stream);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (form.shape.after == After::activation && !activates)
+      launch_silu_mul({.gate_up = p.y,
+                       .out = p.activated,
+                       .num_rows = p.rows,
+                       .width = form.shape.outputs / 2,
+                       .element = Element::fp16},
+                      stream);
+    if (form.shape.after == After::norm) launch_norm(p.y, p.norm.residual, p, stream);
+    return status;
+  }
+
+  static void launch_norm(const void* x, void* residual, const Places& p, cudaStream_t stream) {
+    RmsNormArgs norm = p.norm;
+    norm.x = x, norm.residual = residual, norm.num_rows = p.rows;
+    launch_rms_norm(norm, stream);
+  }
+
+  cublasStatus_t launch_library(const Form& form, const GemmChoice& choice, const Places& p,
+                                cudaStream_t stream) {
     const float one = 1, zero = 0;
     const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
-    return cublasLtMatmul(handle_.get(), desc_.get(), &one, w, form.w.get(), x, form.x.get(), &zero, y,
-                          form.y.get(), y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
+    return cublasLtMatmul(handle_.get(), desc_.get(), &one, p.w, form.w.get(), p.x, form.x.get(), &zero, p.y,
+                          form.y.get(), p.y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
                           stream);
   }
 
-  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, const void* w, const void* x,
-                                      void* y, cudaStream_t stream) {
-    launch_skinny_gemm({.w = w,
-                        .x = x,
-                        .y = y,
+  static cublasStatus_t launch_tile(const Form& form, const Places& p, cudaStream_t stream) {
+    const After after = form.shape.after;
+    launch_tile_gemm({.x = p.x,
+                      .w = p.w,
+                      .out = after == After::activation ? p.activated
+                             : after == After::norm     ? p.norm.residual
+                                                        : p.y,
+                      .rows = p.rows,
+                      .outputs = tile_outputs(form.shape),
+                      .inputs = form.shape.inputs,
+                      .gated = after == After::activation,
+                      .add = after == After::norm,
+                      .element = Element::fp16},
+                     stream);
+    if (after == After::norm) launch_norm(p.norm.residual, nullptr, p, stream);  // it has the product by then
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  static cublasStatus_t launch_skinny(const Form& form, const GemmChoice& choice, bool activates,
+                                      const Places& p, cudaStream_t stream) {
+    launch_skinny_gemm({.w = p.w,
+                        .x = p.x,
+                        .y = activates ? p.activated : p.y,
                         .rows = form.rows,
-                        .outputs = form.shape.outputs,
+                        .outputs = activates ? form.shape.outputs / 2 : form.shape.outputs,
                         .inputs = form.shape.inputs,
-                        .out_stride = form.shape.out_stride,
+                        .out_stride = activates ? form.shape.outputs / 2 : form.shape.out_stride,
                         .fp32_out = form.shape.fp32_out,
+                        .gated = activates,
                         .split = choice.skinny_split},
                        stream);
     return CUBLAS_STATUS_SUCCESS;
@@ -216,6 +259,7 @@ class CublasGemm : public CudaGemm {
 
   // Whether a choice from a file runs the form.
   bool runs(const Form& form, const GemmChoice& choice) {
+    if (choice.tile) return has_tile(form);
     if (choice.skinny_split > 0) return std::ranges::count(skinny_splits(form), choice.skinny_split) > 0;
     const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
     cublasLtMatmulHeuristicResult_t result{};
@@ -227,7 +271,8 @@ class CublasGemm : public CudaGemm {
   // cuBLASLt's first choice first.
   std::vector<GemmChoice> candidates(const Form& form) {
     std::vector<GemmChoice> all = algorithms(form, kCandidates);
-    for (const int split : skinny_splits(form)) all.push_back({.skinny_split = split, .algorithm = {}});
+    for (const int split : skinny_splits(form)) all.push_back({.skinny_split = split});
+    if (has_tile(form)) all.push_back({.tile = true});
     return all;
   }
 
@@ -236,8 +281,10 @@ class CublasGemm : public CudaGemm {
     const int launches = form.rows > 512 ? 2 : std::min(kLaunches, std::max(2, int(operands.weights.size())));
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
+        if (operands.ahead) operands.ahead(form.rows, stream);
         const void* w = operands.weights[size_t(n) % operands.weights.size()];
-        return launch(form, choices[i], w, operands.x, operands.y, stream) == CUBLAS_STATUS_SUCCESS;
+        const Places places{w, operands.x, operands.y, form.rows, operands.activated, operands.norm};
+        return launch(form, choices[i], places, stream) == CUBLAS_STATUS_SUCCESS;
       };
       return time_launches(one, launches, exact ? 5 : 2, stream);
     };
@@ -256,6 +303,19 @@ class CublasGemm : public CudaGemm {
   BlasHandle handle_;
   std::vector<std::vector<Form>> forms_;  // [shapes], ascending in rows
 };
+
+// A number of rows that is not timed is computed by the kernel for many rows where the nearest ones that are,
+// below and above, turned out to be. Forms ascend in rows.
+void follow_neighbours(std::vector<Form>& forms) {
+  const auto timed = [](const Form& form) { return tuning_turn(form.rows) >= 0; };
+  for (auto form = forms.begin(); form != forms.end(); ++form) {
+    if (timed(*form) || !has_tile(*form)) continue;
+    const auto below = std::find_if(std::make_reverse_iterator(form), forms.rend(), timed);
+    const auto above = std::find_if(form, forms.end(), timed);
+    const bool tile_below = below != forms.rend() && below->chosen.tile;
+    if (tile_below && (above == forms.end() || above->chosen.tile)) form->chosen = {.tile = true};
+  }
+}
 
 struct ToTune {
   int turn = 0;
@@ -288,6 +348,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
     log_info(fmt::format("matrix products: {} of {} forms tuned", tuned, left.size()));
     next_report_s = seconds() + 2;
   }
+  for (std::vector<Form>& forms : forms_) follow_neighbours(forms);
   log_info(fmt::format("matrix products: {} forms tuned in {:.1f} s, {} from {}", tuned, seconds(), from_file,
                        tuning.cache_file.empty() ? "no file" : tuning.cache_file));
   if (tuned < left.size())

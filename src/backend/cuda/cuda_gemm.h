@@ -1,21 +1,25 @@
 #pragma once
 // cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
 //
-// A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, or the
-// kernel for few rows with some split. The number of rows is rounded up to a bucket, so that a product has few
-// forms. All forms are set up at the start, each with an algorithm; a call looks its form up and allocates
-// nothing. The rows of the padding are computed from whatever the buffer holds and mean nothing; rows do not
-// mix.
+// A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, the kernel
+// for few rows with some split, or the one for many rows. What is made of the product belongs to the form: the
+// kernels for few and many rows activate a gated product themselves, that for many adds one to the residual
+// stream; what a kernel does not do is left to one after it. What is timed is always all of it. The number of
+// rows is rounded up to a bucket, so that a product has few forms. All forms are set up at the start, each with
+// an algorithm; a call looks its form up and allocates nothing. The rows of the padding are computed from
+// whatever the buffer holds and mean nothing; rows do not mix.
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "elastickv/base.h"
+#include "kernels/layer_ops.h"
 
 namespace ekv {
 
@@ -28,20 +32,34 @@ constexpr int row_bucket(int rows) {
   return (rows + step - 1) / step * step;
 }
 
+// What is made of a product.
+enum class After : uint8_t {
+  nothing,     // y: multiply()
+  activation,  // the activation of y, W is [gate, up][outputs / 2][inputs]: multiply_gated()
+  norm,        // y added to the residual stream, and the norm of that: multiply_normed()
+};
+
 // A matrix [outputs][inputs], row-major, and the widest batch that it is used with.
 struct GemmShape {
   int outputs = 0, inputs = 0;
-  int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows
-  bool fp32_out = false;  // y is fp32, else fp16
-  int out_stride = 0;     // elements between rows of y, at least `outputs`
+  int max_rows = 0;              // x and y have room for row_bucket(max_rows) rows
+  bool fp32_out = false;         // y is fp32, else fp16
+  int out_stride = 0;            // elements between rows of y, at least `outputs`
+  After after = After::nothing;  // else out_stride is `outputs`, and y fp16
 };
 
 // What a shape is timed with: matrices that together exceed the L2, taken in turn as the layers of a step do,
-// and an x and a y with room for row_bucket(max_rows) rows. y is overwritten.
+// and x, y and what is made of y, with room for row_bucket(max_rows) rows. All but x is overwritten.
 struct GemmOperands {
-  std::vector<const void*> weights;
+  std::vector<const void*> weights{};
   const void* x = nullptr;
   void* y = nullptr;
+  void* activated = nullptr;  // After::activation
+  RmsNormArgs norm{};         // After::norm, as for multiply_normed()
+  // Enqueues the kernel that a step has ahead of the product, which makes x; empty where there is none, or none
+  // of this length. It is timed with the product, so that this is a link of a chain: what a candidate reads
+  // while the kernel ahead still runs, and how soon the one after it can begin, is part of what the step gets.
+  std::function<void(int rows, cudaStream_t stream)> ahead{};
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
@@ -66,6 +84,17 @@ class CudaGemm {
   // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
   // Enqueues on `stream`. Alias: none. Pointers are aligned to 256 bytes.
   virtual void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) = 0;
+
+  // activated[r][o] = g / (1 + exp(-g)) * u with g = y[r][o] and u = y[r][outputs / 2 + o], both rounded to
+  // fp16. `activated` has [row_bucket(rows)][outputs / 2] elements. y is room for the product, which may or may
+  // not be written.
+  virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                              cudaStream_t stream) = 0;
+
+  // launch_rms_norm(norm) with x = y: norm.residual += y, norm.out = its norm. norm.x and num_rows are not
+  // looked at. y is room for the product, which may or may not be written.
+  virtual void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm,
+                               int rows, cudaStream_t stream) = 0;
 };
 
 // Device memory that a CudaGemm takes for itself.

@@ -17,8 +17,9 @@
 namespace ekv {
 namespace {
 
-constexpr std::string_view kFirstLine = "elastickv gemm cache 2", kDevice = "device ";
+constexpr std::string_view kFirstLine = "elastickv gemm cache 3", kDevice = "device ";
 constexpr size_t kMostBytes = size_t(16) << 20;
+constexpr size_t kKeyWords = 6;
 
 uint64_t checksum(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
 
@@ -43,17 +44,21 @@ std::optional<GemmKey> read_key(const std::vector<std::string_view>& words) {
   int* const fields[] = {&key.outputs, &key.inputs, &key.rows, &key.out_stride, &key.out_bits};
   for (size_t i = 0; i < std::size(fields); ++i)
     if (!read_number(words[i], *fields[i]) || *fields[i] <= 0) return std::nullopt;
-  return key;
+  const bool known = read_number(words[kKeyWords - 1], key.after) && key.after >= 0;
+  return known ? std::optional(key) : std::nullopt;
 }
 
 std::optional<GemmChoice> read_choice(const std::vector<std::string_view>& words) {
   GemmChoice choice;
-  if (words[5] == "skinny" && words.size() == 7 && read_number(words[6], choice.skinny_split) &&
+  const std::string_view kind = words[kKeyWords];
+  const size_t values = words.size() - kKeyWords - 1;
+  if (kind == "tile" && values == 0) return choice.tile = true, choice;
+  if (kind == "skinny" && values == 1 && read_number(words.back(), choice.skinny_split) &&
       choice.skinny_split > 0)
     return choice;
-  if (words[5] != "cublas" || words.size() != 6 + choice.algorithm.size()) return std::nullopt;
-  for (size_t i = 0; i < choice.algorithm.size(); ++i)
-    if (!read_number(words[6 + i], choice.algorithm[i], 16)) return std::nullopt;
+  if (kind != "cublas" || values != choice.algorithm.size()) return std::nullopt;
+  for (size_t i = 0; i < values; ++i)
+    if (!read_number(words[kKeyWords + 1 + i], choice.algorithm[i], 16)) return std::nullopt;
   return choice;
 }
 
@@ -76,9 +81,11 @@ std::string to_text(const GemmCache& cache) {
   for (const auto& [device, choices] : cache.devices) {
     text += fmt::format("{}{}\n", kDevice, device);
     for (const auto& [key, choice] : choices) {
-      text += fmt::format("{} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride, key.out_bits);
-      text += choice.skinny_split > 0 ? fmt::format(" skinny {}\n", choice.skinny_split)
-                                      : fmt::format(" cublas {:x}\n", fmt::join(choice.algorithm, " "));
+      text += fmt::format("{} {} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride, key.out_bits,
+                          key.after);
+      text += choice.tile               ? " tile\n"
+              : choice.skinny_split > 0 ? fmt::format(" skinny {}\n", choice.skinny_split)
+                                        : fmt::format(" cublas {:x}\n", fmt::join(choice.algorithm, " "));
     }
   }
   return text + fmt::format("end {} {:x}\n", std::ranges::count(text, '\n'), checksum(text));
@@ -97,7 +104,7 @@ Result<GemmCache> parse_gemm_cache(const std::string& text) {
       continue;
     }
     const std::vector<std::string_view> words = split(lines[i], ' ');
-    const bool whole = choices && words.size() >= 7;
+    const bool whole = choices && words.size() > kKeyWords;
     const std::optional<GemmKey> key = whole ? read_key(words) : std::nullopt;
     const std::optional<GemmChoice> choice = whole ? read_choice(words) : std::nullopt;
     if (!key || !choice) return broken(fmt::format("line {} is not understood", i + 1));

@@ -1,14 +1,16 @@
 #pragma once
 // gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
 //
-//   elastickv gemm cache 2
+//   elastickv gemm cache 3
 //   device NVIDIA H200, driver 13000, cuBLASLt 130100
-//   6144 4096 8 6144 16 cublas <eight words of the algorithm, hexadecimal>
-//   4096 4096 8 4096 16 skinny 4
+//   6144 4096 8 6144 16 0 cublas <eight words of the algorithm, hexadecimal>
+//   4096 4096 8 4096 16 0 skinny 4
+//   28672 4096 8192 28672 16 1 tile
+//   4096 14336 8192 4096 16 2 tile
 //   end <lines before> <their XXH3, 64 bits, hexadecimal>
 //
-// A line is outputs, inputs, rows, elements between rows of y, bits of y, choice. It belongs to the last device
-// above it.
+// A line is outputs, inputs, rows, elements between rows of y, bits of y, what is made of it (After), choice.
+// It belongs to the last device above it.
 
 #include <array>
 #include <compare>
@@ -25,12 +27,14 @@ namespace ekv {
 struct GemmKey {
   int outputs = 0, inputs = 0, rows = 0, out_stride = 0;
   int out_bits = 16;
+  int after = 0;  // After of cuda_gemm.h
   auto operator<=>(const GemmKey&) const = default;
 };
 
 // What computes it.
 struct GemmChoice {
-  int skinny_split = 0;                 // of kernels/skinny_gemm.h; 0: an algorithm of cuBLASLt
+  int skinny_split = 0;  // of kernels/skinny_gemm.h; 0: another
+  bool tile = false;     // kernels/tile_gemm.h; false: another. Neither: an algorithm of cuBLASLt
   std::array<uint64_t, 8> algorithm{};  // cublasLtMatmulAlgo_t, valid for the version that gave it
   bool operator==(const GemmChoice&) const = default;
 };

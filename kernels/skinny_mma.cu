@@ -1,4 +1,4 @@
-// skinny_gemm.cu -- a product of few rows is one reading of W, so everything here serves that reading.
+// skinny_mma.cu -- a product of few rows is one reading of W, so everything here serves that reading.
 //
 // A CTA has 64 outputs and one part of the inputs; its four warps take turns along the part, so that a row of W
 // is read 512 bytes at a time, and add their sums at the end. Inside a warp the inputs are permuted: both
@@ -17,27 +17,25 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/device.cuh"
-#include "kernels/hopper_code.h"
+#include "kernels/programmatic.cuh"
 #include "kernels/skinny_split.h"
 
 namespace ekv {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
-constexpr int kCtasPerMultiprocessor = 2;
 constexpr int kStep = 32;         // inputs of a warp at a time
 constexpr int kStepsPerLine = 2;  // 128 bytes of a row
-static_assert(kSkinnyStride == kWarps * kStepsPerLine * kStep);
-constexpr int kOutputTiles = kSkinnyOutputs / 16;
+static_assert(kMmaStride == kWarps * kStepsPerLine * kStep);
+constexpr int kOutputTiles = kMmaOutputs / 16;
 constexpr int kVectors = 2 * kOutputTiles;  // of W, per lane and step: rows g, g + 8, g + 16, ...
 constexpr int kLineBytes = 128, kLanesPerLine = kLineBytes / 16;
 constexpr int kLinesPerCopy = kWarpSize / kLanesPerLine;  // that a warp copies in one instruction
-constexpr int kCopies = kSkinnyOutputs / kLinesPerCopy;   // for a line of every output
+constexpr int kCopies = kMmaOutputs / kLinesPerCopy;      // for a line of every output
 constexpr int kRing = 3;                                  // lines of every output
-constexpr int kPlaceBytes = kSkinnyOutputs * kLineBytes;
+constexpr int kPlaceBytes = kMmaOutputs * kLineBytes;
 constexpr int kSharedBytes = kWarps * kRing * kPlaceBytes;
-constexpr int kPitch =
-    kSkinnyOutputs + 4;  // floats per row of sums: four rows in four different groups of banks
+constexpr int kPitch = kMmaOutputs + 4;  // floats per row of sums: four rows in four different groups of banks
 
 // Which outputs and inputs are this CTA's and this warp's.
 struct Slice {
@@ -46,16 +44,16 @@ struct Slice {
   int lines;
   __device__ explicit Slice(const SkinnyGemmArgs& a) {
     const int part = blockIdx.x % a.split, warp = threadIdx.x / kWarpSize,
-              strides = ceil_div(a.inputs, kSkinnyStride);
+              strides = ceil_div(a.inputs, kMmaStride);
     const int first = strides * part / a.split, last = strides * (part + 1) / a.split;
-    first_output = int(blockIdx.x / a.split) * kSkinnyOutputs;
-    input = first * kSkinnyStride + warp * kStepsPerLine * kStep;
-    end = min(a.inputs, last * kSkinnyStride);
+    first_output = int(blockIdx.x / a.split) * kMmaOutputs;
+    input = first * kMmaStride + warp * kStepsPerLine * kStep;
+    end = min(a.inputs, last * kMmaStride);
     lines = last - first;
   }
   // The first of the eight inputs that the lane multiplies in a step of the warp.
   __device__ int input_at(int step) const {
-    return input + step / kStepsPerLine * kSkinnyStride + step % kStepsPerLine * kStep + threadIdx.x % 4 * 8;
+    return input + step / kStepsPerLine * kMmaStride + step % kStepsPerLine * kStep + threadIdx.x % 4 * 8;
   }
 };
 
@@ -100,7 +98,7 @@ class WeightRing {
   // Rows and inputs that do not exist are zeros. A group is opened for a line that does not exist, too, so that
   // the oldest group is always that of the next line.
   __device__ void copy(int line, int place) const {
-    const int input = input_ + line * kSkinnyStride;
+    const int input = input_ + line * kMmaStride;
     if (line < slice_.lines) {
       const int copies = input < slice_.end ? copies_ : 0;
       const uint8_t* from = w_ + (copies ? size_t(input) * sizeof(uint16_t) : 0);
@@ -204,28 +202,37 @@ __device__ void store_sum(const SkinnyGemmArgs& a, int row, int output, float su
 }
 
 // Adds up the parts, each CTA of the cluster for its share of the outputs. `sums`: [row][output], this part's.
-__device__ void add_parts(const SkinnyGemmArgs& a, int first_output, const float* sums) {
-  const int per_part = kSkinnyOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
+// Results take the place of this part's sums, which nobody else reads. The second barrier, which keeps a CTA
+// from leaving while its sums are read, orders no memory: all that a thread has read of others has been added
+// by the time it comes there, and the stores of y are not waited for.
+__device__ void add_parts(const SkinnyGemmArgs& a, int first_output, float* sums) {
+  const int per_part = kMmaOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
+  const auto place = [&](int i) { return sums + i / per_part * kPitch + begin + i % per_part; };
   cluster_barrier();
   for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads) {
-    const int row = i / per_part, output = begin + i % per_part;
+    float* const at = place(i);
     float sum = 0;
-    for (int part = 0; part < a.split; ++part) sum += *shared_of(part, sums + row * kPitch + output);
-    store_sum(a, row, first_output + output, sum);
+    for (int part = 0; part < a.split; ++part) sum += *shared_of(part, at);
+    *at = sum;
   }
-  cluster_barrier();  // nobody leaves while its sums are read
+  __syncwarp();
+  cluster_arrive_relaxed();
+  for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads)
+    store_sum(a, i / per_part, first_output + begin + i % per_part, *place(i));
+  __syncwarp();
+  cluster_wait();
 }
 
 template <int kTokenTiles>
-__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kSkinnyCtasPerMultiprocessor)
     skinny_kernel(const __grid_constant__ SkinnyGemmArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   Sums<kTokenTiles> sums{};
   multiply<kTokenTiles>(a, shared, sums);
   float* const of_warps = share_sums<kTokenTiles>(shared, sums);
-  const int first_output = int(blockIdx.x / a.split) * kSkinnyOutputs;
-  for (int i = threadIdx.x; i < a.rows * kSkinnyOutputs; i += kThreads) {
-    const int row = i / kSkinnyOutputs, output = i % kSkinnyOutputs;
+  const int first_output = int(blockIdx.x / a.split) * kMmaOutputs;
+  for (int i = threadIdx.x; i < a.rows * kMmaOutputs; i += kThreads) {
+    const int row = i / kMmaOutputs, output = i % kMmaOutputs;
     float* const at = of_warps + row * kPitch + output;
     float sum = 0;
 #pragma unroll
@@ -247,39 +254,15 @@ Kernel kernel_for(int rows) {
 
 }  // namespace
 
-std::vector<int> find_skinny(int rows, int outputs, int inputs) {
-  int device, multiprocessors;
-  cuda_check(cudaGetDevice(&device));
-  cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int most = is_hopper_code(skinny_kernel<1>) ? kMaxSkinnySplit : 1;
-  return skinny_splits(rows, outputs, inputs, most, multiprocessors * kCtasPerMultiprocessor);
-}
+bool device_has_skinny_clusters() { return is_hopper_code(skinny_kernel<1>); }
 
-void launch_skinny_gemm(const SkinnyGemmArgs& a, cudaStream_t stream) {
-  EKV_CHECK(a.rows >= 1 && a.rows <= kMaxSkinnyRows && a.outputs >= 1, "rows or outputs out of range");
-  EKV_CHECK(a.inputs >= 8 && a.inputs % 8 == 0, "inputs must be a multiple of 8");
-  EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
-  EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");
+void launch_skinny_mma(const SkinnyGemmArgs& a, cudaStream_t stream) {
   const Kernel kernel = kernel_for(a.rows);
-  const bool hopper = is_hopper_code(kernel);
-  EKV_CHECK(hopper || a.split == 1, "this device has no clusters; find_skinny tells so at start-up");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
-
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {unsigned(a.split), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = ceil_div(a.outputs, kSkinnyOutputs) * a.split;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = !hopper ? 0 : a.split > 1 ? 2 : 1;
-  cuda_check(cudaLaunchKernelEx(&config, kernel, a));
+  launch_programmatic(kernel, unsigned(ceil_div(a.outputs, kMmaOutputs) * a.split), kThreads, a, stream,
+                      {.shared_bytes = kSharedBytes, .cluster = unsigned(a.split)});
 }
 
 }  // namespace ekv

@@ -1,0 +1,405 @@
+#pragma once
+// skinny_wgmma.cuh -- what a CTA of a product of few rows does on sm_90a: y^T = W x^T, with W as the operand of
+// 64 rows of wgmma and the rows of x as its columns.
+//
+// A CTA has 128 outputs and one part of the inputs. One warp loads W, one loads x, a warpgroup multiplies. Each
+// loader keeps a ring of stages of 64 inputs full. The ring of W is filled before anything is waited for, so
+// that W is on its way while the kernels ahead still run; then the CTA waits for them and for x. Two CTAs lie
+// on a multiprocessor, or one beside the last one of another kernel: 128 to 160 KiB of W under way on each,
+// against the 32 or so that latency times bandwidth asks for (H200).
+//
+// A cluster is `split` parts of the inputs times `columns` neighbouring tiles of outputs. CTAs of one part need
+// the same x: each loads a slice of its rows for all of them, which halves what is read of the L2 beside W. The
+// parts add up their sums at the end, in their order, each for its share of the outputs.
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+
+#include "elastickv/base.h"
+#include "kernels/device.cuh"
+#include "kernels/skinny_split.h"
+#include "kernels/tensor_map.h"
+#include "kernels/wgmma.cuh"
+
+namespace ekv {
+
+constexpr int kSkinnyGroup = 128;                            // threads of the warpgroup that multiplies
+constexpr int kSkinnyWeightWarp = kSkinnyGroup / kWarpSize;  // loads W
+constexpr int kSkinnyRowsWarp = kSkinnyWeightWarp + 1;       // loads x
+constexpr int kSkinnyThreads = (kSkinnyRowsWarp + 1) * kWarpSize;
+constexpr int kSkinnyRowBytes = kWgmmaInputs * 2;                    // of a stage: the width of the swizzle
+constexpr int kSkinnyWeightBytes = kWgmmaOutputs * kSkinnyRowBytes;  // of a stage
+constexpr int kSkinnyHalf = 64, kSkinnyHalves = kWgmmaOutputs / kSkinnyHalf;  // rows of W of one wgmma
+constexpr int kSkinnyPitch = kWgmmaOutputs + 4;  // floats per row of sums: the 32 stores of a warp hit 32 banks
+
+// kRows: the width of wgmma, at least the rows of the product.
+template <int kRows>
+struct SkinnyStages {
+  static constexpr int kXBytes = kRows * kSkinnyRowBytes;
+  static constexpr int kW = kRows <= 32 ? 6 : kRows == 64 ? 5 : 4;
+  static constexpr int kX = kRows <= 16 ? 6 : kRows <= 64 ? 4 : 3;  // from the L2, which is nearer
+};
+
+template <int kRows>
+struct SkinnyShared {
+  using Stages = SkinnyStages<kRows>;
+  alignas(1024) uint8_t w[Stages::kW][kSkinnyWeightBytes];
+  alignas(1024) uint8_t x[Stages::kX][Stages::kXBytes];
+  uint64_t w_full[Stages::kW], w_empty[Stages::kW], x_full[Stages::kX], x_empty[Stages::kX];
+
+  // Without what the alignment adds at the end.
+  static constexpr unsigned bytes() { return offsetof(SkinnyShared, x_empty) + sizeof(x_empty); }
+
+  // [row][kSkinnyPitch] of this part, in place of the stages when all have been read.
+  __device__ float* sums() { return reinterpret_cast<float*>(w); }
+  static constexpr size_t kSumBytes = size_t(kRows) * kSkinnyPitch * sizeof(float);
+};
+// Two CTAs on a multiprocessor of 228 KiB, of which each takes 1 KiB for the system.
+template <int kRows>
+constexpr bool kSkinnyFitsTwice = 2 * (SkinnyShared<kRows>::bytes() + 1024) <= 228 * 1024;
+static_assert(kSkinnyFitsTwice<8> && kSkinnyFitsTwice<16> && kSkinnyFitsTwice<32> && kSkinnyFitsTwice<64> &&
+              kSkinnyFitsTwice<128>);
+static_assert(SkinnyShared<128>::kSumBytes <= offsetof(SkinnyShared<128>, w_full));
+
+// Outputs of a CTA: of a gated product half of its rows of W are of gate, half of up.
+constexpr int skinny_outputs(const SkinnyGemmArgs& a) { return a.gated ? kSkinnyHalf : kWgmmaOutputs; }
+constexpr int skinny_grid(const SkinnyGemmArgs& a, int columns) {
+  return ceil_div(ceil_div(a.outputs, skinny_outputs(a)), columns) * columns * a.split;
+}
+
+struct SkinnyParams {
+  CUtensorMap w;  // [outputs, gated twice as many][inputs], boxes of kSkinnyHalf x kWgmmaInputs
+  CUtensorMap x;  // [rows][inputs], boxes of kRows / columns x kWgmmaInputs
+  SkinnyGemmArgs a;
+  int columns;
+  bool whole_quads;  // four neighbouring outputs from a multiple of four on exist together and are stored at
+                     // once
+};
+
+inline SkinnyParams make_skinny_params(const SkinnyGemmArgs& a, int columns, int room) {
+  const uint64_t inputs = uint64_t(a.inputs), outputs = uint64_t(a.outputs), rows = uint64_t(a.rows);
+  SkinnyParams p{};
+  p.w = make_tensor_map(Element::fp16, a.w, {inputs, outputs * (a.gated ? 2 : 1)}, {kWgmmaInputs, kSkinnyHalf});
+  p.x = make_tensor_map(Element::fp16, a.x, {inputs, rows}, {kWgmmaInputs, uint32_t(room / columns)});
+  p.a = a, p.columns = columns;
+  const size_t quad_bytes = 4 * (a.fp32_out ? sizeof(float) : sizeof(uint16_t));
+  p.whole_quads =
+      a.outputs % 4 == 0 && a.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.y) % quad_bytes == 0;
+  return p;
+}
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+enum SkinnyBarrier : int { kSkinnyAllRead = 1 };
+
+// What of the product this CTA has.
+struct SkinnyPart {
+  int part, column;         // in the cluster, whose CTA part * columns + column this is
+  int first_output;         // of the CTA
+  int first_block, blocks;  // of kWgmmaInputs
+
+  __device__ explicit SkinnyPart(const SkinnyParams& p) {
+    const int ctas = p.a.split * p.columns, rank = int(blockIdx.x) % ctas,
+              all = ceil_div(p.a.inputs, kWgmmaInputs);
+    part = rank / p.columns, column = rank % p.columns;
+    first_output = (int(blockIdx.x) / ctas * p.columns + column) * skinny_outputs(p.a);
+    first_block = all * part / p.a.split;
+    blocks = all * (part + 1) / p.a.split - first_block;
+  }
+};
+
+// Keeps the ring of W full. One thread.
+template <int kRows>
+class SkinnyWeights {
+ public:
+  __device__ SkinnyWeights(const SkinnyParams& p, const SkinnyPart& part, SkinnyShared<kRows>& shared)
+      : p_(p), part_(part), shared_(shared) {}
+
+  // Before any other thread knows the barriers: fills the ring.
+  __device__ void start() {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(shared_address(&shared_.w_full[i]), 1);
+      mbarrier_init(shared_address(&shared_.w_empty[i]), 1);
+    }
+    mbarrier_init_fence();
+    fence_proxy_async();
+    for (; next_ < min(kStages, part_.blocks); ++next_) load();
+  }
+  __device__ void run() {
+    for (; next_ < part_.blocks; ++next_) {
+      mbarrier_wait(shared_address(&shared_.w_empty[place_.stage]), place_.phase ^ 1);
+      load();
+    }
+  }
+
+ private:
+  static constexpr int kStages = SkinnyStages<kRows>::kW;
+
+  // Outputs and inputs that do not exist are zeros, and are counted.
+  __device__ void load() {
+    const uint32_t full = shared_address(&shared_.w_full[place_.stage]);
+    mbarrier_arrive_expect(full, kSkinnyWeightBytes);
+    for (int half = 0; half < kSkinnyHalves; ++half)
+      tensor_load_once(shared_address(shared_.w[place_.stage] + half * kSkinnyHalf * kSkinnyRowBytes), &p_.w,
+                       full, (part_.first_block + next_) * kWgmmaInputs,
+                       part_.first_output + half * (p_.a.gated ? p_.a.outputs : kSkinnyHalf));
+    place_.advance();
+  }
+
+  const SkinnyParams& p_;
+  const SkinnyPart& part_;
+  SkinnyShared<kRows>& shared_;
+  int next_ = 0;
+  Place<kStages> place_;
+};
+
+// Keeps the rings of x of all CTAs of the part full, each of them with its slice of the rows. One thread.
+template <int kRows>
+class SkinnyRows {
+ public:
+  __device__ SkinnyRows(const SkinnyParams& p, const SkinnyPart& part, SkinnyShared<kRows>& shared)
+      : p_(p), part_(part), shared_(shared) {}
+
+  __device__ void start() {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(shared_address(&shared_.x_full[i]), 1);
+      mbarrier_init(shared_address(&shared_.x_empty[i]), p_.columns);
+    }
+    mbarrier_init_fence();
+    fence_proxy_async();
+    prefetch_tensor_map(&p_.x);
+  }
+  // After the kernels ahead have ended. A stage is free when the warpgroups of all CTAs of the part have read
+  // it, and full when the slices of all have arrived; another's may come before this thread has announced it,
+  // but the phase cannot end without the announcement.
+  __device__ void run() {
+    const int rows = kRows / p_.columns, first = rows * part_.column;
+    const uint16_t ctas = uint16_t(((1 << p_.columns) - 1) << (part_.part * p_.columns));
+    for (int block = 0; block < part_.blocks; ++block) {
+      const uint32_t full = shared_address(&shared_.x_full[place_.stage]);
+      const uint32_t to = shared_address(shared_.x[place_.stage]) + first * kSkinnyRowBytes;
+      const int input = (part_.first_block + block) * kWgmmaInputs;
+      mbarrier_wait(shared_address(&shared_.x_empty[place_.stage]), place_.phase ^ 1);
+      mbarrier_arrive_expect(full, SkinnyStages<kRows>::kXBytes);
+      if (p_.columns == 1)
+        tensor_load(to, &p_.x, full, input, 0);
+      else
+        tensor_load_multicast(to, &p_.x, full, input, first, ctas);
+      place_.advance();
+    }
+  }
+
+ private:
+  static constexpr int kStages = SkinnyStages<kRows>::kX;
+
+  const SkinnyParams& p_;
+  const SkinnyPart& part_;
+  SkinnyShared<kRows>& shared_;
+  Place<kStages> place_;
+};
+
+// The sums of the part. One warpgroup.
+//
+// Lane (i, j) = (lane % 4, lane / 4) holds outputs j and j + 8 of its warp's 16 of each half, rows 2i and 2i +
+// 1 of each 8.
+template <int kRows>
+class SkinnySums {
+ public:
+  __device__ SkinnySums(const SkinnyParams& p, const SkinnyPart& part, SkinnyShared<kRows>& shared)
+      : part_(part), shared_(shared), warp_(threadIdx.x / kWarpSize), lane_(threadIdx.x % kWarpSize) {
+    signals_ = warp_ < p.columns && lane_ == 0;
+    const uint32_t own = shared_address(shared.x_empty);
+    x_empty_ = p.columns == 1 ? own : cluster_address(own, part.part * p.columns + warp_ % p.columns);
+  }
+
+  // Leaves the sums in shared memory.
+  __device__ void run() {
+    for (int block = 0; block < part_.blocks; ++block) add(block);
+    named_sync(kSkinnyAllRead, kSkinnyGroup);  // the sums take the place of the stages
+    float* const sums = shared_.sums();
+#pragma unroll
+    for (int half = 0; half < kSkinnyHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        const int row = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
+        const int output = half * kSkinnyHalf + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4;
+        sums[row * kSkinnyPitch + output] = sums_[half][i];
+      }
+  }
+
+ private:
+  using Stages = SkinnyStages<kRows>;
+
+  // A stage is free as soon as it has been read: the ring being full is worth more than the next products
+  // beginning before these have ended.
+  __device__ void add(int block) {
+    mbarrier_wait(shared_address(&shared_.w_full[w_.stage]), w_.phase);
+    mbarrier_wait(shared_address(&shared_.x_full[x_.stage]), x_.phase);
+    const uint32_t w = shared_address(shared_.w[w_.stage]);
+    const uint64_t x = wgmma_tile(shared_address(shared_.x[x_.stage]));
+#pragma unroll
+    for (int half = 0; half < kSkinnyHalves; ++half) wgmma_pin(sums_[half]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kWgmmaInputs / 16; ++step)
+#pragma unroll
+      for (int half = 0; half < kSkinnyHalves; ++half)
+        wgmma_shared(sums_[half], wgmma_at(wgmma_tile(w + half * kSkinnyHalf * kSkinnyRowBytes), step * 32),
+                     wgmma_at(x, step * 32), block > 0 || step > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int half = 0; half < kSkinnyHalves; ++half) wgmma_pin(sums_[half]);
+    if (threadIdx.x == 0) mbarrier_arrive(shared_address(&shared_.w_empty[w_.stage]));
+    // Only what a loader waits for: then none of these is still on its way to a CTA that has left.
+    if (signals_ && block + Stages::kX < part_.blocks)
+      mbarrier_arrive_cluster(x_empty_ + x_.stage * uint32_t(sizeof(uint64_t)));
+    w_.advance(), x_.advance();
+  }
+
+  const SkinnyPart& part_;
+  SkinnyShared<kRows>& shared_;
+  const int warp_, lane_;
+  bool signals_;
+  uint32_t x_empty_;  // barriers of the CTA that this thread signals
+  Place<Stages::kW> w_;
+  Place<Stages::kX> x_;
+  float sums_[kSkinnyHalves][kRows / 2];
+};
+
+__device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int output, float4 sum) {
+  const size_t at = size_t(row) * p.a.out_stride + output;
+  float* const y32 = static_cast<float*>(p.a.y) + at;
+  __half* const y16 = static_cast<__half*>(p.a.y) + at;
+  if (p.whole_quads && output < p.a.outputs) {
+    if (p.a.fp32_out)
+      *reinterpret_cast<float4*>(y32) = sum;
+    else
+      *reinterpret_cast<uint2*>(y16) = make_uint2(pack_half2(sum.x, sum.y), pack_half2(sum.z, sum.w));
+    return;
+  }
+  const float each[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (output + i >= p.a.outputs) break;
+    if (p.a.fp32_out)
+      y32[i] = each[i];
+    else
+      y16[i] = __float2half(each[i]);
+  }
+}
+
+// The sums of four neighbouring rows of W over the parts, which are all asked for before the first is added.
+__device__ __forceinline__ float4 add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  float4* const at = reinterpret_cast<float4*>(sums);
+  if (p.a.split == 1) return *at;
+  float4 of_part[kMaxSkinnySplit]{};
+#pragma unroll
+  for (int n = 0; n < kMaxSkinnySplit; ++n)
+    if (n < p.a.split) of_part[n] = *shared_of(n * p.columns + part.column, at);
+  float4 sum = of_part[0];
+#pragma unroll
+  for (int n = 1; n < kMaxSkinnySplit; ++n)
+    if (n < p.a.split)
+      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
+  return sum;
+}
+
+__device__ __forceinline__ float gate_skinny(float gate, float up) {
+  return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
+}
+
+// Each CTA of the cluster finishes its share of the outputs, four at a time. `sums`: of this part.
+class SkinnyShare {
+ public:
+  __device__ SkinnyShare(const SkinnyParams& p, const SkinnyPart& part, float* sums)
+      : p_(p),
+        part_(part),
+        sums_(sums),
+        outputs_(skinny_outputs(p.a) / p.a.split),
+        quads_(outputs_ / 4),
+        count_(p.a.rows * quads_) {}
+
+  // Of a part that is all of the inputs.
+  __device__ void finish() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads) store_at(i, result(at(i)));
+  }
+  // Results take the place of this part's sums, which nobody else reads.
+  __device__ void add() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
+      *reinterpret_cast<float4*>(at(i)) = result(at(i));
+  }
+  // What the same thread has added.
+  __device__ void store() const {
+    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
+      store_at(i, *reinterpret_cast<const float4*>(at(i)));
+  }
+
+ private:
+  __device__ int output(int i) const { return part_.part * outputs_ + i % quads_ * 4; }
+  __device__ float* at(int i) const { return sums_ + i / quads_ * kSkinnyPitch + output(i); }
+  __device__ void store_at(int i, float4 sum) const {
+    store_skinny(p_, i / quads_, part_.first_output + output(i), sum);
+  }
+  __device__ float4 result(float* sums) const {
+    float4 sum = add_skinny_parts(p_, part_, sums);
+    if (!p_.a.gated) return sum;
+    const float4 up = add_skinny_parts(p_, part_, sums + kSkinnyHalf);
+    return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
+            gate_skinny(sum.w, up.w)};
+  }
+
+  const SkinnyParams& p_;
+  const SkinnyPart& part_;
+  float* sums_;
+  int outputs_, quads_, count_;
+};
+
+// After the sums of this part are in shared memory. A barrier of the cluster costs a fence of the device: there
+// is one where parts are added, and the second, which keeps a CTA from leaving while its sums are read, orders
+// no memory; all that a thread has read of others has been added by the time it comes there.
+__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  const SkinnyShare share(p, part, sums);
+  if (p.a.split == 1) {
+    __syncthreads();
+    share.finish();
+  } else {
+    cluster_barrier();
+    share.add();
+    __syncwarp();
+    cluster_arrive_relaxed();
+    share.store();
+    __syncwarp();
+    cluster_wait();
+  }
+}
+
+// All threads of a CTA of a cluster of split * columns.
+template <int kRows>
+__device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared<kRows>& shared) {
+  const SkinnyPart part(p);
+  const int warp = threadIdx.x / kWarpSize;
+  const bool first_lane = threadIdx.x % kWarpSize == 0;
+  let_next_kernel_begin();
+  SkinnyWeights<kRows> weights(p, part, shared);
+  SkinnyRows<kRows> rows(p, part, shared);
+  if (warp == kSkinnyWeightWarp && first_lane) weights.start();
+  if (warp == kSkinnyRowsWarp && first_lane) rows.start();
+  __syncwarp();
+  cluster_arrive_relaxed();  // mbarrier_init_fence() orders what others must see
+  cluster_wait();
+  if (warp == kSkinnyWeightWarp) {
+    if (first_lane) weights.run();
+  } else {
+    wait_for_kernels_ahead();
+    if (warp < kSkinnyWeightWarp) SkinnySums<kRows>(p, part, shared).run();
+    if (warp == kSkinnyRowsWarp && first_lane) rows.run();
+  }
+  __syncwarp();
+  finish_skinny(p, part, shared.sums());
+}
+
+#endif
+
+}  // namespace ekv
