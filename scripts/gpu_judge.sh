@@ -10,6 +10,8 @@
 #   promote 70   M5c: pairs that come back behind decode                      (gpu_judge.py)
 #   soak 340     5 minutes of mixed load with clients that leave              (soak.py)
 #   ops 40       demotion, promotion and small kernels beside plain copies    (kernel_ops_bench)
+#   decode 60    products of few rows: tests, then every way of them as links of a chain    (skinny_gemm_test, kernel_gemm_bench)
+#   prefill 170  products of many rows: tests, cuBLASLt, steps of 8,192       (tile_gemm_test, kernel_gemm_bench, bench latency)
 #   steps 150    1 x 1K and 64 x 1K, and without what makes them fast         (bench latency)
 #   gemm 100     matrix products                                              (gemm_bench)
 #   grid 3800    presets, concurrency, policies, two models                   (bench/gpu_load.py)
@@ -19,7 +21,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 out=${1:-}; shift || true
 [[ $out ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/gpu_judge.sh; exit 1; }
-known="lost package http promote soak ops steps gemm grid"
+known="lost package http promote soak ops decode prefill steps gemm grid"
 parts=${*:-$known}
 for part in $parts; do
   [[ " $known " == *" $part "* ]] || { echo "gpu_judge: no part '$part'; parts are $known"; exit 1; }
@@ -65,28 +67,67 @@ part_soak() {
 part_ops() { "$build/bench/kernel_ops_bench"; }
 part_gemm() { "$build/bench/gemm_bench" "$out/gemm-cache.txt"; }
 
-latency() {  # BATCH CONTEXT OUTPUT FLAGS...: seconds of a batch
-  local json="$out/latency.json" batch=$1 context=$2 output=$3; shift 3
+# A kernel that hangs must not take the time of everything after it.
+green() {  # NAME SECONDS TEST FILTER
+  local log="$out/$3.log"
+  if timeout -s KILL "$2" "$build/tests/$3" --gtest_brief=1 --gtest_color=no --gtest_filter="$4" > "$log" 2>&1 &&
+    ! grep -qE "no tile kernel| 0 tests from" "$log"; then
+    echo "$1: green, $(sed -nE 's/.*\(([0-9]+ ms) total\).*/\1/p' "$log")"
+    return 0
+  fi
+  grep -E "no tile kernel|FAILED|Failure|CudaError|bug:|Which|exceeds|row " "$log" | head -n 12
+  echo "$1: FAILED, see $log"
+  return 1
+}
+latency() {  # RUNS BATCH CONTEXT OUTPUT FLAGS...: median seconds of a batch
+  local json="$out/latency.json" runs=$1 batch=$2 context=$3 output=$4; shift 4
   timeout --foreground 100 "$program" bench latency --model llama-3.1-8b --load-format dummy --device cuda \
-    --kv-cache-memory-bytes $((60 << 30)) --max-num-seqs 64 --max-num-batched-tokens 8192 \
-    --batch-size "$batch" --input-len "$context" --output-len "$output" --num-iters-warmup 1 --num-iters 3 \
+    --kv-cache-memory-bytes $((60 << 30)) --max-num-seqs 64 --max-num-batched-tokens 8192 --gemm-cache "$out/steps-gemm-cache.txt" \
+    --batch-size "$batch" --input-len "$context" --output-len "$output" --num-iters-warmup $((runs / 5 + 1)) --num-iters "$runs" \
     --output-json "$json" "$@" > "$out/latency.log" 2>&1 || { tail -n 5 "$out/latency.log" >&2; return 1; }
-  python3 -c "import json; print(json.load(open('$json'))['avg_latency'])"
+  python3 -c "import json; print(json.load(open('$json'))['percentiles']['50'])"
 }
 one() {  # NAME FLAGS...: one sequence of 1K; its prefill, some 20 ms, is counted with 512 tokens
   local name=$1 s; shift
-  s=$(latency 1 1024 512 "$@") && python3 -c "print(f'1 x 1K, $name: {$s / 512 * 1000:.3f} ms a token')"
+  s=$(latency 3 1 1024 512 "$@") && python3 -c "print(f'1 x 1K, $name: {$s / 512 * 1000:.3f} ms a token')"
 }
-export -f latency one
+prompts() {  # NAME FLAGS...: two prompts of 4,096 tokens in one step, one token each
+  local name=$1 s; shift
+  s=$(latency 15 2 4096 1 --no-enable-prefix-caching "$@") &&
+    python3 -c "print(f'8,192 tokens in a step, $name (goal 195 ms, 42 k/s): {$s * 1000:.1f} ms, {8.192 / $s:.1f} k/s')"
+}
+chosen() {  # ROWS: which way tuning chose for each matrix
+  echo "chosen (outputs inputs rows stride bits after):"
+  grep -E "^[0-9]+ [0-9]+ ($1) " "$out/steps-gemm-cache.txt" | sed -E 's/cublas .*/cublas/'
+}
+export -f green latency one prompts chosen
+part_decode() {  # the smallest case first
+  green "one tile" 30 skinny_gemm_test_cuda 'Tails/*/case0:Tails/*/case8' && green "products of few rows" 90 skinny_gemm_test_cuda '*' || return 1
+  green "norms and activations" 60 layer_ops_test_cuda '*' && green "tuned products" 90 cuda_gemm_test_gpu '*' || return 1
+  timeout 90 "$build/bench/kernel_gemm_bench" chain
+}
+part_prefill() {  # the smallest case first
+  green "one tile, one stage" 30 tile_gemm_test_cuda 'Tails/*_63x72x64' && green "tails" 30 tile_gemm_test_cuda 'Tails/*' &&
+    green "products of many rows" 90 tile_gemm_test_cuda '*' && green "tuned products" 90 cuda_gemm_test_gpu '*' || return 1
+  local bad=0
+  timeout 60 "$build/bench/kernel_gemm_bench" tile || bad=1
+  timeout 60 "$build/bench/kernel_gemm_bench" hot || bad=1
+  prompts "not tuned" --gemm-tuning off || bad=1
+  prompts "tuned" || bad=1
+  chosen "2048|8192"
+  prompts "tuned, again" || bad=1
+  return $bad
+}
 part_steps() {
   local bad=0 short long
   one "all of it (goal 4.40)" || bad=1
   grep -E "loaded|captured|matrix products|GPU memory" "$out/latency.log" | sed 's/^.* info //'
+  chosen "1|64"
   one "one step at a time" --no-async-scheduling || bad=1
   one "no graphs" --enforce-eager || bad=1
   one "no tuning" --gemm-tuning off || bad=1
   # Two lengths, so that prefill cancels out.
-  short=$(latency 64 1024 16) && long=$(latency 64 1024 144) &&
+  short=$(latency 3 64 1024 16) && long=$(latency 3 64 1024 144) &&
     python3 -c "print(f'64 x 1K, all of it (goal 6.86): {($long - $short) / 128 * 1000:.3f} ms a token')" || bad=1
   return $bad
 }
@@ -115,7 +156,7 @@ for part in $known; do export -f "part_$part"; done
 limit_of() {
   case $1 in
     lost) echo 120 ;; package) echo 180 ;; http) echo 300 ;; promote) echo 200 ;; soak) echo 480 ;; ops) echo 120 ;;
-    steps) echo 400 ;; gemm) echo 200 ;; grid) echo 100000 ;;
+    decode) echo 300 ;; prefill) echo 400 ;; steps) echo 400 ;; gemm) echo 200 ;; grid) echo 100000 ;;
   esac
 }
 # Clocks, power and what holds them back, beside everything: a step that is slower may be a GPU that is hot.
@@ -127,7 +168,7 @@ if [[ $device == cuda ]] && command -v nvidia-smi > /dev/null; then
 fi
 for part in $parts; do
   if [[ $# == 0 ]] && judge passed "$out" "$part"; then continue; fi
-  if [[ $device == cpu && " ops steps gemm " == *" $part "* ]]; then continue; fi
+  if [[ $device == cpu && " ops decode prefill steps gemm " == *" $part "* ]]; then continue; fi
   left=$((deadline - SECONDS)) limit=$(limit_of "$part") started=$SECONDS verdict=passed
   if ((left < 15)); then echo "$part: left out, $left s left"; continue; fi
   ((limit <= left - 5)) || limit=$((left - 5))

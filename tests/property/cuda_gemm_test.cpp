@@ -176,6 +176,7 @@ TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
   ASSERT_TRUE(gemm && again);
   expect_products(**gemm);
   (*gemm)->tune(operands_, {.cache_file = path.string()}, stream_.get());
+  (*gemm)->load(operands_, stream_.get());
   expect_products(**gemm);
   EXPECT_GT(ahead_, 100) << "products are timed as links of a chain";
   const GemmCache kept = load_gemm_cache(path);

@@ -19,11 +19,11 @@ class HostGemm : public CudaGemm {
   explicit HostGemm(std::span<const GemmShape> shapes) : shapes_(shapes.begin(), shapes.end()) {}
 
   void tune(std::span<const GemmOperands> operands, const GemmTuning&, cudaStream_t) override {
-    EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
+    check(operands);
   }
   // Notes them and computes nothing.
   void load(std::span<const GemmOperands> operands, cudaStream_t) override {
-    EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
+    check(operands);
     for (size_t shape = 0; shape < shapes_.size(); ++shape)
       for (int rows = 1; rows <= row_bucket(shapes_[shape].max_rows); rows = row_bucket(rows + 1))
         note(int(shape), rows);
@@ -47,6 +47,16 @@ class HostGemm : public CudaGemm {
   }
 
  private:
+  void check(std::span<const GemmOperands> operands) const {
+    EKV_CHECK(operands.size() == shapes_.size(), "operands of another model");
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const GemmOperands& o = operands[i];
+      EKV_CHECK(!o.weights.empty() && o.x && o.y, "a product without operands");
+      EKV_CHECK((shapes_[i].after == After::activation) == (o.activated != nullptr), "gated, or not");
+      EKV_CHECK((shapes_[i].after == After::norm) == (o.norm.residual && o.norm.out), "normed, or not");
+    }
+  }
+
   const GemmShape& start(int shape, After after, const void* w, const void* x, void* y, int rows,
                          cudaStream_t stream) {
     const GemmShape& s = shapes_.at(size_t(shape));

@@ -72,11 +72,13 @@ void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
   for (const DeviceTensor* x : inputs) cuda_check(cudaMemsetAsync(x->data(), kSmall, x->bytes(), stream.get()));
   cuda_check(cudaStreamSynchronize(stream.get()));
   gemm_->tune(gemm_operands(), tuning, stream.get());
-  // Timing has added up products in it, to infinity perhaps.
-  cuda_check(cudaMemsetAsync(residual_.data(), 0, residual_.bytes(), stream.get()));
 }
 
-void CudaForward::load_products(const Stream& stream) { gemm_->load(gemm_operands(), stream.get()); }
+void CudaForward::load_products(const Stream& stream) {
+  gemm_->load(gemm_operands(), stream.get());
+  // tune() and load() have added up products in it, to infinity perhaps.
+  cuda_check(cudaMemsetAsync(residual_.data(), 0, residual_.bytes(), stream.get()));
+}
 
 void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream) {
   if (!graphs_.enabled()) return;

@@ -77,6 +77,11 @@ bool has_tile(const Form& form) {
          has_tile_gemm(tile_outputs(s), s.inputs);
 }
 
+// Of the n-th launch, which takes the matrices in turn.
+Places places(const GemmOperands& o, int n, int rows) {
+  return {o.weights.at(size_t(n) % o.weights.size()), o.x, o.y, rows, o.activated, o.norm};
+}
+
 // What a choice is valid for.
 std::string device_name() {
   int device = 0, driver = 0;
@@ -136,9 +141,8 @@ class CublasGemm : public CudaGemm {
   void load(std::span<const GemmOperands> operands, cudaStream_t stream) override {
     EKV_CHECK(operands.size() == forms_.size(), "operands of another model");
     for (size_t shape = 0; shape < forms_.size(); ++shape) {
-      const GemmOperands& o = operands[shape];
       for (const Form& form : forms_[shape])
-        blas_check(launch(form, form.chosen, o.weights.at(0), o.x, o.y, stream));
+        blas_check(launch(form, form.chosen, places(operands[shape], 0, form.rows), stream));
     }
   }
 
@@ -282,9 +286,7 @@ class CublasGemm : public CudaGemm {
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
         if (operands.ahead) operands.ahead(form.rows, stream);
-        const void* w = operands.weights[size_t(n) % operands.weights.size()];
-        const Places places{w, operands.x, operands.y, form.rows, operands.activated, operands.norm};
-        return launch(form, choices[i], places, stream) == CUBLAS_STATUS_SUCCESS;
+        return launch(form, choices[i], places(operands, n, form.rows), stream) == CUBLAS_STATUS_SUCCESS;
       };
       return time_launches(one, launches, exact ? 5 : 2, stream);
     };

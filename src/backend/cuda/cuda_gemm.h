@@ -77,8 +77,8 @@ class CudaGemm {
   // the first step; `stream` has nothing to do.
   virtual void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) = 0;
 
-  // Computes every form once: cuBLASLt loads a kernel at its first launch, which waits for all work under way.
-  // `operands` as in tune(), after it. Enqueues on `stream`.
+  // Computes every form once, and what is made of it: the code of a kernel is loaded at its first launch, which
+  // waits for all work under way. `operands` as in tune(), after it. Enqueues on `stream`.
   virtual void load(std::span<const GemmOperands> operands, cudaStream_t stream) = 0;
 
   // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
