@@ -31,7 +31,7 @@ constexpr int row_bucket(int rows) {
 // A matrix [outputs][inputs], row-major, and the widest batch that it is used with.
 struct GemmShape {
   int outputs = 0, inputs = 0;
-  int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows
+  int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows, which a padded batch may have
   bool fp32_out = false;  // y is fp32, else fp16
   int out_stride = 0;     // elements between rows of y, at least `outputs`
 };

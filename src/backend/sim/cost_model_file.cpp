@@ -8,6 +8,7 @@
 
 #include "backend/sim/cost_model.h"
 #include "backend/sim/shipped_models.h"
+#include "elastickv/backend.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -114,7 +115,7 @@ void read_step(const Json& file, CostModel& model, Status& error) {
   Section step(file, "step", error);
   step.read("fixed_us", model.step_fixed_us);
   step.read("per_seq_us", model.step_per_seq_us);
-  step.read("steps_in_flight", model.steps_in_flight, 1, 2,
+  step.read("steps_in_flight", model.steps_in_flight, 1, kMostStepsInFlight,
             ": 1, or 2 if its times are of a run with --async-scheduling");
 }
 

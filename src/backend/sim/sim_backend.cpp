@@ -53,7 +53,7 @@ SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock, int 
             .num_host_slots = num_host_slots,
             .low_plane_bytes = model_.slot_bytes(HostContent::low_planes),
             .pair_bytes = model_.slot_bytes(HostContent::whole_pairs),
-            .max_steps_in_flight = kStepsInFlight},
+            .max_steps_in_flight = kMostStepsInFlight},
       transfers_(model_.to_host, model_.from_host) {}
 
 void SimBackend::start_transfer(int64_t begin_us, TransferKind kind, uint32_t ticket) {
