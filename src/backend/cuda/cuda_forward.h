@@ -50,8 +50,8 @@ class CudaForward {
   // Logits of `count` of the step's sample rows, fp32, CudaSizes::logit_stride apart; until the next call.
   const float* logits(int first, int count, const Stream& stream);
 
-  // Captures the graphs of the native path, for batches of up to `max_seqs`, and runs none. The code of their
-  // kernels is loaded, no step is under way; `step` and `results` are those of pack().
+  // Captures the graphs of the native path, for batches of up to `max_seqs`. No step is under way; `step` and
+  // `results` are those of pack().
   void warm_up(int max_seqs, StepMemory& step, StepMemory& results, const Stream& stream);
 
  private:

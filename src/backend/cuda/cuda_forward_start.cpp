@@ -73,7 +73,10 @@ void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, c
     q_start_.host[0] = 0;
     pack_table({});
     pack_flags(results);
+    step.upload(stream);
+    launch(stream);  // outside of a capture first, in which CUDA may refuse what a first launch sets up
     graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });
+    cuda_check(cudaStreamSynchronize(stream.get()));
   }
   log_info(fmt::format("captured {} CUDA graphs for decodes of up to {} sequences in {:.0f} ms",
                        graphs_.num_captured(), most, graphs_.capture_ms()));
