@@ -62,6 +62,8 @@ struct StepInput {
   std::span<const BaseRun> base_runs;  // [s] where the BASE pairs of each row of the table lie
   KvPath path = KvPath::native;        // the least general path that covers the batch, or the one asked for
   std::span<const SampleRow> sample_rows;
+
+  bool empty() const { return kv_len.empty() && demotes.empty() && promotes.empty() && transfers.empty(); }
 };
 
 struct SampledRow {

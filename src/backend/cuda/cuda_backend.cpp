@@ -150,8 +150,7 @@ void CudaBackend::submit(const StepInput& input) {
   Flight& flight = flights_[(first_ + num_flights_++) % flights_.size()];
   step_.begin_step(), results_.begin_step();
   flight.num_chunks = input.kv_len.size();
-  flight.idle =
-      input.tokens.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  flight.idle = input.empty();
 
   if (flight.num_chunks > 0) {
     forward_->pack(input, step_, results_, flight.flags);

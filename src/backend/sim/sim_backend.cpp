@@ -68,8 +68,7 @@ void SimBackend::submit(const StepInput& input) {
   measure_work(input, work_);
   const int64_t begin_us = std::max(clock_.now_us(), free_us_);
   free_us_ = flight.end_us = begin_us + std::llround(step_us(model_, work_));
-  flight.waits =
-      work_.chunks.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  flight.waits = input.empty();
   for (const DemoteJob& job : input.demotes)
     if (job.low >= 0) start_transfer(begin_us, TransferKind::backup_low, job.ticket);
   for (const bool with_the_step : {true, false})
