@@ -20,7 +20,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 out=${1:-}; shift || true
-[[ $out ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/gpu_judge.sh; exit 1; }
+[[ $out && $out != -* ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/gpu_judge.sh; exit 1; }
 known="lost package http promote soak ops decode prefill steps gemm grid"
 parts=${*:-$known}
 for part in $parts; do
@@ -164,19 +164,25 @@ sampler=
 if [[ $device == cuda ]] && command -v nvidia-smi > /dev/null; then
   nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -lms 200 \
     >> "$out/clocks.csv" 2>&1 & sampler=$!
-  trap 'kill $sampler 2> /dev/null' EXIT
 fi
+session=
+stop() {  # what a part leaves running when it is stopped must not share the GPU with the next one
+  while [[ $session ]] && pkill -KILL -s "$session"; do sleep 0.2; done
+  session=
+}
+trap '[[ ! $sampler ]] || kill $sampler 2> /dev/null; stop' EXIT
+trap 'exit 130' INT TERM
+bad=0
 for part in $parts; do
   if [[ $# == 0 ]] && judge passed "$out" "$part"; then continue; fi
   if [[ $device == cpu && " ops decode prefill steps gemm " == *" $part "* ]]; then continue; fi
   left=$((deadline - SECONDS)) limit=$(limit_of "$part") started=$SECONDS verdict=passed
-  if ((left < 15)); then echo "$part: left out, $left s left"; continue; fi
+  if ((left < 15)); then echo "$part: left out, $left s left"; bad=1; continue; fi
   ((limit <= left - 5)) || limit=$((left - 5))
   echo "== $part, $limit s at most"
-  # In a session of its own: what a part leaves running when it is stopped must not share the GPU with the next one.
   setsid timeout -k 5 "$limit" bash -c "part_$part $((limit - 5))" > "$out/$part.txt" 2>&1 & session=$!
   rc=0; wait "$session" || rc=$?
-  while pkill -KILL -s "$session"; do sleep 0.2; done
+  stop
   ((rc == 0)) || verdict=failed
   ((rc != 124 && rc != 137)) || verdict=late
   if [[ $part == grid && $verdict == failed ]]; then verdict=partly; fi
@@ -184,4 +190,5 @@ for part in $parts; do
   judge note "$out" "$part" "$verdict" "$((SECONDS - started))"
 done
 printf '\n'
-judge table "$out"
+judge table "$out" || bad=1
+exit $bad

@@ -31,6 +31,17 @@ std::optional<Number> whole_number(const std::string& text) {
   return number;
 }
 
+// Whole microseconds; what would round to none must not mean "no limit".
+CLI::Validator step_ms() {
+  const auto check = [](const std::string& text) {
+    const std::optional<double> value = whole_number<double>(text);
+    return value && (*value == 0 || (*value >= 0.001 && *value <= 60'000))
+               ? std::string()
+               : "must be 0 (no limit) or between 0.001 and 60000, got " + text;
+  };
+  return CLI::Validator(check, "0, or 0.001 to 60000");
+}
+
 // No folder, no cache.
 std::string default_gemm_cache() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
@@ -82,9 +93,10 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--target-step-ms", raw.target_step_ms,
-                 "prefill chunks are cut so that a step should take no longer, as far as it can be predicted "
-                 "from those before; 0: no limit")
-      ->check(CLI::Range(0.0, 60'000.0))
+                 "prefill chunks are cut so that a step should take no longer, as those before predict it. "
+                 "Decodes are never cut, one prompt gets at least 32 tokens a step, and what prompts cost is "
+                 "known after the first long one; 0: no limit")
+      ->check(step_ms())
       ->capture_default_str();
   app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")
       ->check(CLI::IsMember({"fcfs", "priority"}))

@@ -111,8 +111,7 @@ Status validate_fidelity(const FidelityConfig& f) {
 // Guaranteed admission counts on every old pair being demotable at once.
 Status validate_guarantee(const EngineConfig& config) {
   const FidelityConfig& f = config.fidelity;
-  const bool has_base = f.policy == KvPolicy::elastic || f.policy == KvPolicy::static8;
-  if (config.scheduler.admission != AdmissionMode::guaranteed || !has_base) return std::nullopt;
+  if (config.scheduler.admission != AdmissionMode::guaranteed || !f.makes_base()) return std::nullopt;
   if (f.max_base_fraction < 1)
     return invalid("admission",
                    "admission guaranteed needs max-base-fraction 1: it counts on BASE for all old pairs");

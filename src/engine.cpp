@@ -19,9 +19,6 @@ Status check_lists(const SamplingParams& sampling) {
   return std::nullopt;
 }
 
-// One that the device works on and one that waits for it: a third would only make tokens and commands wait.
-constexpr int kMostInFlight = 2;
-
 }  // namespace
 
 Engine::Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, const Clock& clock,
@@ -33,8 +30,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<Backend> backend, con
       kv_(config.kv, backend_->info().num_pages, config.fidelity, backend_->info().num_host_slots),
       sequences_(config.scheduler.policy),
       planner_(config),
-      flights_(config.async_scheduling ? size_t(std::min(kMostInFlight, backend_->info().max_steps_in_flight))
-                                       : 1) {}
+      flights_(config.async_scheduling
+                   ? size_t(std::min(kMostStepsInFlight, backend_->info().max_steps_in_flight))
+                   : 1) {}
 
 Engine::~Engine() = default;
 

@@ -7,7 +7,7 @@ ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp support/target_
 set_tests_properties(golden_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
 add_test(NAME golden_real_models COMMAND golden_test)
 set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 900 ENVIRONMENT GTEST_FILTER=Models/*)
-ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_cpu)
+ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_core ekv_cpu)
 ekv_group(threaded cpu_threads_test cpu_invariance_test)
 ekv_test(cpu_elastic_test LABEL property SOURCES property/cpu_elastic_test.cpp LIBS ekv_cpu)
 ekv_test(cpu_offload_test LABEL property SOURCES property/cpu_offload_test.cpp LIBS ekv_core ekv_cpu)

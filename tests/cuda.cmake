@@ -24,7 +24,7 @@ ekv_test(cuda_gemm_test_gpu LABEL gpu SOURCES property/cuda_gemm_test.cpp LIBS e
 ekv_cuda_test(cuda_in_flight_test SOURCES property/cuda_in_flight_test.cpp)
 ekv_cuda_test(cuda_engine_test SOURCES property/cuda_engine_test.cpp LIBS ekv_core)
 set_tests_properties(cuda_golden_test_gpu cuda_golden_test_host PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
-ekv_test(cuda_start_test_host LABEL unit SOURCES property/cuda_start_test.cpp support/target_cuda.cpp
+ekv_test(cuda_start_test_host LABEL unit SOURCES property/cuda_start_test.cpp
          LIBS ekv_core ekv_cuda_on_host)
 ekv_group(cuda_host cuda_start_test_host cuda_golden_test_host cuda_backend_test_host cuda_sampler_test_host cuda_in_flight_test_host
           cuda_engine_test_host)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -46,12 +47,26 @@ class Judge(unittest.TestCase):
     def test_what_fails_is_said_and_what_has_no_time_is_left_out(self):
         with tempfile.TemporaryDirectory() as out:
             late = judge(out, "lost", "soak", seconds=10)
-            self.assertEqual(late.stdout.count("left out"), 2)
+            self.assertEqual((late.stdout.count("left out"), late.returncode), (2, 1))
             self.assertFalse((Path(out) / "judge.json").exists())
             bad = judge(out, "gemm", "soak", seconds=21)  # a soak takes longer than that
             self.assertIn("late", bad.stdout)
             self.assertEqual(bad.returncode, 1)
             self.assertIn("no part 'soaks'", judge(out, "soaks").stdout)
+            self.assertEqual(judge("--help").returncode, 1)
+
+    def test_what_runs_ends_with_the_script(self):
+        with tempfile.TemporaryDirectory() as out:
+            environment = os.environ | {"JUDGE_DEVICE": "cpu", "JUDGE_BUILD": BUILD}
+            script = subprocess.Popen([str(SCRIPT), out, "soak"], env=environment, stdout=subprocess.DEVNULL)
+            log = Path(out) / "soak-server.log"
+            while not log.exists():  # the server starts
+                self.assertIsNone(script.poll())
+                time.sleep(0.1)
+            script.terminate()
+            script.wait()
+            running = subprocess.run(["pgrep", "-f", out], text=True, capture_output=True).stdout
+            self.assertEqual(running, "")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,16 @@ namespace ekv {
 class Model;
 struct ModelConfig;
 
+// Submitted and not yet collected: one that the device works on and one that waits for it. A third would only
+// make tokens and commands wait.
+constexpr int kMostStepsInFlight = 2;
+
 struct BackendInfo {
   std::string name;        // "cpu", "sim", "cuda"
   int num_pages = 0;       // pages in the KV pool
   int num_host_slots = 0;  // host memory for low planes, or for whole pairs: see host_content()
   size_t low_plane_bytes = 0, pair_bytes = 0;  // what a copy moves
-  int max_steps_in_flight = 1;                 // submitted and not yet collected
+  int max_steps_in_flight = 1;                 // at most kMostStepsInFlight
 };
 
 constexpr HostContent host_content(KvPolicy policy) {
@@ -58,6 +62,8 @@ struct StepInput {
   std::span<const BaseRun> base_runs;  // [s] where the BASE pairs of each row of the table lie
   KvPath path = KvPath::native;        // the least general path that covers the batch, or the one asked for
   std::span<const SampleRow> sample_rows;
+
+  bool empty() const { return kv_len.empty() && demotes.empty() && promotes.empty() && transfers.empty(); }
 };
 
 struct SampledRow {

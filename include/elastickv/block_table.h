@@ -16,8 +16,8 @@ struct BlockTable {
   int num_blocks = 0;  // covered by pages: the last pair may lack its odd block
   int num_cached = 0;  // leading pairs that are in the prefix cache
   int num_backed = 0;  // leading pairs that are on the host or need not be: sinks; only with writethrough
-  int num_loading =
-      0;               // last pairs that are on their way from the host: nothing of the sequence runs meanwhile
+  // Last pairs that are on their way from the host: nothing of the sequence runs meanwhile.
+  int num_loading = 0;
   int num_stored = 0;  // leading pairs that were written to the host; exact_offload only
   StoredRef stored;    // the last of them; also of a preempted sequence that waits
 };

@@ -82,6 +82,8 @@ struct FidelityConfig {
   double free_watermark = 0.1;          // share of the pool that DemotionMode::watermark keeps free
   AttentionPath attention_path = AttentionPath::automatic;  // general: whenever a batch has a BASE pair
 
+  // Whether pairs may become BASE at all.
+  bool makes_base() const { return policy == KvPolicy::elastic || policy == KvPolicy::static8; }
   // Whether only pairs whose low bytes are on the host already may be demoted.
   bool writes_through() const { return policy == KvPolicy::elastic && backing == BackingMode::writethrough; }
 };

@@ -89,16 +89,14 @@ class KvManager {
 
   const PairTable& pairs() const { return pairs_; }
   const HostStore& host() const { return host_; }  // without slots unless the policy is exact_offload
-  int num_skipped_stores() const {
-    return num_skipped_stores_;
-  }  // so far; one that is tried twice counts twice
+  // So far; one that is tried twice counts twice.
+  int num_skipped_stores() const { return num_skipped_stores_; }
   const FidelityConfig& fidelity() const { return fidelity_; }
   int num_pages() const { return pairs_.num_pages(); }
   int num_free_pages() const { return pairs_.num_free_pages(); }
   int num_cached_pages() const { return cache_.num_idle_pages(); }  // cached and unused
-  int num_free_host_slots() const {
-    return pairs_.num_free_host_slots() + cache_.num_idle_host_slots();
-  }  // or evictable
+  // Free or evictable.
+  int num_free_host_slots() const { return pairs_.num_free_host_slots() + cache_.num_idle_host_slots(); }
 
   int num_live_base() const { return pairs_.num_base() - cache_.num_idle_base(); }  // used by some sequence
 

@@ -34,6 +34,10 @@ struct SamplingParams {
       stop_token_ids;        // end the output; includes the model's own unless the client ignores them
   int logprobs = -1;         // alternatives reported beside the sampled token; -1: no logprobs at all
   int prompt_logprobs = -1;  // the same for each prompt token but the first; -1: none
+
+  bool has_penalties() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
 };
 
 enum class KvTier : uint8_t {

@@ -29,8 +29,7 @@ struct StepCost {
 //   Tokens     each running decode has one set aside; unfinished prefills share the rest in order, then the
 //              admitted. So no prompt, however long, delays a stream by more than one step.
 //   Time       with config.target_step_us prefills, in the same order, share what `cost` leaves of it beside
-//   the
-//              decodes. The first one has kPairTokens however little that is, so that prompts get on.
+//              the decodes. The first one has kPairTokens however little that is, so that prompts get on.
 //   Pages      in running order. A sequence that lacks pages makes the last of those after it give up all of
 //              theirs (recompute), one after the other. If all of them would not do, nobody gives up anything
 //              and it is left out of this step. With config.preempt_self it then gives up its own too, with all

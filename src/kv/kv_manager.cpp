@@ -217,8 +217,7 @@ void KvManager::reclaim(int num_pages) {
 }
 
 bool KvManager::may_shrink(const CachedPair& entry) const {
-  const bool elastic = fidelity_.policy == KvPolicy::elastic;
-  if (!elastic && fidelity_.policy != KvPolicy::static8) return false;
+  if (!fidelity_.makes_base()) return false;
   // The device demotes before it promotes: what this step promotes is not TARGET yet.
   const int even = pairs_.entry(entry.pair).even;
   if (std::ranges::find(jobs_.promotes, even, &PromoteJob::even) != jobs_.promotes.end()) return false;
@@ -227,7 +226,7 @@ bool KvManager::may_shrink(const CachedPair& entry) const {
     if (!(ancestor = ancestor->parent)) return false;
   if (pairs_.num_base() + 1 > int(fidelity_.max_base_fraction * pairs_.num_pairs())) return false;
   return pairs_.may_demote(entry.pair, fidelity_.writes_through()) &&
-         (!elastic || pairs_[entry.pair].slot != kNoHostSlot || pairs_.num_free_host_slots() > 0);
+         (!keeps_low() || pairs_[entry.pair].slot != kNoHostSlot || pairs_.num_free_host_slots() > 0);
 }
 
 void KvManager::demote(PairId pair) {

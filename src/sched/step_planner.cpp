@@ -5,10 +5,6 @@
 
 namespace ekv {
 
-bool StepPlanner::may_demote() const {
-  return config_.fidelity.policy == KvPolicy::elastic || config_.fidelity.policy == KvPolicy::static8;
-}
-
 void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
   view(kv, sequences);
   KvBudget budget = kv.budget();
@@ -16,7 +12,7 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   num_avoided_ = 0;
   if (wants_candidates(demand, budget)) {
     view_pages(kv, sequences);
-    if (may_demote()) {
+    if (config_.fidelity.makes_base()) {
       count_natively(budget, plan);
       budget.max_demotions = most_demotions(kv);
       keep_hits_of_capped(kv, sequences);
@@ -61,7 +57,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
   int64_t tokens = 0, pages = 0;  // that admitting those viewed so far would take from this step at least
   for (const Sequence* s : sequences.waiting()) {
     if (waiting_.size() == places || tokens >= config_.scheduler.max_step_tokens) break;
-    if (!may_demote() && pages > free_pages) break;
+    if (!config_.fidelity.makes_base() && pages > free_pages) break;
     waiting_.push_back(kv.view_briefly(*s));
     const SeqView& view = waiting_.back();
     if (guaranteed) set_peaks(waiting_.back(), *s, most_slots);
@@ -93,7 +89,7 @@ void StepPlanner::view_pages(const KvManager& kv, const SequenceTable& sequences
 // that one may demote them. The pages only grow in between.
 void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) const {
   const FidelityConfig& f = config_.fidelity;
-  const double cap = may_demote() ? s.base_cap() : 0.0;
+  const double cap = config_.fidelity.makes_base() ? s.base_cap() : 0.0;
   const int output = std::min(s.request.sampling.max_tokens, config_.max_model_len - s.num_prompt());
   const int last = std::max(1, s.num_prompt() + output - 1);  // the last token is never written
   const int slots = std::min(last / kPairTokens, most_slots);
@@ -115,7 +111,7 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) co
 
 bool StepPlanner::wants_candidates(const PageDemand& demand, const KvBudget& budget) const {
   const FidelityConfig& f = config_.fidelity;
-  if (!may_demote()) return demand.page_bound;
+  if (!config_.fidelity.makes_base()) return demand.page_bound;
   if (f.policy == KvPolicy::static8 || f.demotion == DemotionMode::eager) return true;
   if (f.demotion == DemotionMode::watermark &&
       budget.free_pages - demand.pages < int(f.free_watermark * budget.total_pages))
@@ -151,7 +147,7 @@ void StepPlanner::keep_hits_of_capped(const KvManager& kv, const SequenceTable& 
 }
 
 void StepPlanner::demote(const PageDemand& demand, const KvBudget& budget, StepPlan& plan) {
-  if (!may_demote()) return;
+  if (!config_.fidelity.makes_base()) return;
   const FidelityConfig& f = config_.fidelity;
   const int shortage = std::max(0, demand.pages - budget.free_pages);
   int wanted = shortage > 0 ? std::max(shortage, f.min_demote_pairs) : 0;

@@ -32,7 +32,6 @@ class StepPlanner {
   int num_avoided() const { return num_avoided_; }
 
  private:
-  bool may_demote() const;
   void view(const KvManager& kv, const SequenceTable& sequences);
   void set_peaks(SeqView& view, const Sequence& sequence, int most_slots) const;
   void count_natively(const KvBudget& budget, StepPlan& plan);

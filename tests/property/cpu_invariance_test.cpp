@@ -5,9 +5,11 @@
 
 #include <bit>
 #include <cstdio>
+#include <map>
+#include <numeric>
 #include <random>
 
-#include "elastickv/backend.h"
+#include "elastickv/engine.h"
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
 #include "support/golden_model.h"
@@ -267,6 +269,47 @@ TEST(CpuPoison, StaysInItsSequence) {
       if (!poisoned || i == 1) continue;
       EXPECT_TRUE(same_bits(*out.rows[i].logprobs, clean[i])) << i;
     }
+  }
+}
+
+struct Ends : EngineListener {
+  void on_event(SeqEvent event) override {
+    if (event.finish != FinishReason::none) by_id[event.id] = std::move(event);
+  }
+  void on_step(const StepRecord&) override {}
+  std::map<SeqId, SeqEvent> by_id;
+};
+
+// A request may ban every token there is: it fails with a message that says so, its neighbours do not notice.
+TEST(CpuBan, OfEveryTokenFailsItsRequestOnly) {
+  const Model model = Model::dummy(*builtin_model_config("tiny"), 5);
+  std::vector<TokenId> all(size_t(model.config().vocab));
+  std::iota(all.begin(), all.end(), 0);
+  for (const bool async : {false, true}) {
+    EngineConfig config;
+    config.kv.num_pages = kPages;
+    config.async_scheduling = async;
+    auto device = make_cpu_backend(model, config, {2});
+    ASSERT_TRUE(device);
+    SteadyClock clock;
+    Ends ends;
+    Engine engine(config, *std::move(device), clock, ends);
+    const auto submit = [&](SamplingParams sampling) {
+      return *engine.submit({.prompt = {4, 5, 6}, .sampling = std::move(sampling)});
+    };
+    const SeqId banned = submit({.min_tokens = 4, .max_tokens = 8, .stop_token_ids = all});
+    const SeqId free = submit({.max_tokens = 8, .stop_token_ids = all});
+    const SeqId good = submit({.max_tokens = 8});
+    for (int i = 0; i < 100 && engine.step(); ++i) engine.check_integrity();
+    ASSERT_EQ(ends.by_id.size(), 3u);
+    EXPECT_EQ(ends.by_id[banned].finish, FinishReason::error);
+    EXPECT_FALSE(ends.by_id[banned].token);
+    for (const char* part : {"stop tokens", "min_tokens", "no token to choose"})
+      EXPECT_NE(ends.by_id[banned].error.find(part), std::string::npos) << ends.by_id[banned].error;
+    EXPECT_EQ(ends.by_id[free].finish, FinishReason::stop);
+    EXPECT_EQ(ends.by_id[good].finish, FinishReason::length);
+    EXPECT_EQ(ends.by_id[good].stats.num_output, 8);
+    EXPECT_EQ(engine.kv().num_free_pages() + engine.kv().num_cached_pages(), engine.kv().num_pages());
   }
 }
 

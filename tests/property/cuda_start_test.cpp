@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "backend/cuda/pinned_pool.h"
+#include "elastickv/backend.h"
 #include "elastickv/engine.h"
-#include "support/backend_target.h"
 #include "support/golden_model.h"
 #include "support/host_cuda.h"
 
@@ -32,8 +32,6 @@ struct Counts : EngineListener {
   bool general = false;
 };
 
-constexpr int kRequests = 24;
-
 EngineConfig pressed(KvPolicy policy) {
   EngineConfig config;
   apply_preset_modern(config);
@@ -47,55 +45,78 @@ EngineConfig pressed(KvPolicy policy) {
   return config;
 }
 
+Request request(int num_prompt, int max_tokens) {
+  Request made{.prompt = std::vector<TokenId>(size_t(num_prompt), 1)};
+  made.sampling.max_tokens = max_tokens;
+  return made;
+}
+
 // Prompts of all lengths, so that the products of a step have many numbers of rows.
-Counts serve(const Model& model, const EngineConfig& config, std::unique_ptr<Backend> backend) {
+std::vector<Request> mixed_load(int vocab) {
   std::mt19937 rng(7);
+  std::vector<Request> load;
+  for (int i = 0; i < 24; ++i) {
+    Request& next = load.emplace_back(request(1 + int(rng() % 250), 40 + i));
+    for (TokenId& token : next.prompt) token = TokenId(rng() % unsigned(vocab));
+    next.sampling.temperature = i % 2 ? 1.0f : 0.0f;
+    next.sampling.top_k = i % 3 ? 0 : 5;
+    next.sampling.repetition_penalty = i % 4 ? 1.0f : 1.2f;
+    next.sampling.logprobs = i % 5 ? -1 : 3;
+  }
+  return load;
+}
+
+Counts serve(const EngineConfig& config, std::unique_ptr<Backend> backend, const std::vector<Request>& load) {
   Counts counts;
   SteadyClock clock;
   Engine engine(config, std::move(backend), clock, counts);
-  for (int i = 0; i < kRequests; ++i) {
-    Request request;
-    const int length = 1 + int(rng() % 250);
-    for (int t = 0; t < length; ++t) request.prompt.push_back(TokenId(rng() % unsigned(model.config().vocab)));
-    request.sampling = {.temperature = i % 2 ? 1.0f : 0.0f, .top_k = i % 3 ? 0 : 5, .max_tokens = 40 + i};
-    request.sampling.repetition_penalty = i % 4 ? 1.0f : 1.2f;
-    request.sampling.logprobs = i % 5 ? -1 : 3;
-    EXPECT_TRUE(bool(engine.submit(std::move(request))));
-  }
+  for (const Request& next : load) EXPECT_TRUE(bool(engine.submit(next)));
   for (int step = 0; !engine.idle() && step < 20000; ++step) engine.step();
-  EXPECT_EQ(counts.ended, kRequests);
+  EXPECT_EQ(counts.ended, int(load.size()));
   return counts;
 }
 
-// The kernels that the steps of a load take and the start did not.
-std::vector<std::string> late_code(const Model& model, const EngineConfig& config, int slots, Counts& counts) {
+// Makes a backend and serves `load` with it: the kernels that the steps take and the start did not.
+std::vector<std::string> late_code(const Model& model, const EngineConfig& config, const CudaLaunch& launch,
+                                   int slots, const std::vector<Request>& load, Counts& counts) {
+  const Status wrong = validate(config);
+  EXPECT_FALSE(wrong) << wrong->message;
   forget_code();
-  auto backend = make_target(model, config, slots, host_content(config.fidelity.policy));
+  auto backend = make_cuda_backend(
+      model, config,
+      {.num_host_slots = slots, .host_content = host_content(config.fidelity.policy), .launch = launch});
   EXPECT_TRUE(backend) << backend.error().message;
   const std::set<std::string> at_start = loaded_code();
-  EXPECT_GT(at_start.size(), 100u);  // products of every number of rows
-  counts = serve(model, config, *std::move(backend));
+  EXPECT_FALSE(at_start.empty());
+  counts = serve(config, *std::move(backend), load);
   std::vector<std::string> late;
   std::ranges::set_difference(loaded_code(), at_start, std::back_inserter(late));
   return late;
 }
 
+using Nothing = std::vector<std::string>;
+
 TEST(CudaStart, NoStepLoadsCode) {
   const auto model = load_golden("tiny-llama");
   ASSERT_TRUE(model);
+  const std::vector<Request> load = mixed_load(model->config().vocab);
   Counts counts;
-  EXPECT_EQ(late_code(*model, pressed(KvPolicy::target_only), 0, counts), std::vector<std::string>{});
+  const auto late = [&](const EngineConfig& config, int slots) {
+    return late_code(*model, config, {}, slots, load, counts);
+  };
+  EXPECT_EQ(late(pressed(KvPolicy::target_only), 0), Nothing{});
   EXPECT_GE(counts.widest, 512);
+  EXPECT_GT(loaded_code().size(), 100u) << "products of every number of rows";
   EXPECT_FALSE(loaded_code().contains("demote")) << "of no use to this policy";
-  EXPECT_EQ(late_code(*model, pressed(KvPolicy::static8), 0, counts), std::vector<std::string>{});
+  EXPECT_EQ(late(pressed(KvPolicy::static8), 0), Nothing{});
   EXPECT_GT(counts.demoted, 0);
-  EXPECT_EQ(late_code(*model, pressed(KvPolicy::elastic), 100, counts), std::vector<std::string>{});
+  EXPECT_EQ(late(pressed(KvPolicy::elastic), 100), Nothing{});
   EXPECT_GT(counts.demoted, 0);
   EXPECT_GT(counts.promoted, 0);
   EngineConfig backed = pressed(KvPolicy::elastic);
   backed.fidelity.backing = BackingMode::writethrough;
   backed.fidelity.attention_path = AttentionPath::general;
-  EXPECT_EQ(late_code(*model, backed, 100, counts), std::vector<std::string>{});
+  EXPECT_EQ(late(backed, 100), Nothing{});
   EXPECT_GT(counts.backups, 0);
   EXPECT_TRUE(counts.general);
 }
@@ -103,12 +124,15 @@ TEST(CudaStart, NoStepLoadsCode) {
 TEST(CudaStart, HostMemoryThatCannotBeLockedIsAnErrorWithTheFlag) {
   const auto model = load_golden("tiny-llama");
   ASSERT_TRUE(model);
+  const auto make = [&] {
+    return make_cuda_backend(*model, pressed(KvPolicy::elastic), {.num_host_slots = 100});
+  };
   refuse_to_lock(true);
-  const auto refused = make_target(*model, pressed(KvPolicy::elastic), 100);
+  const auto refused = make();
   refuse_to_lock(false);
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("--kv-host-bytes"), std::string::npos) << refused.error().message;
-  EXPECT_TRUE(make_target(*model, pressed(KvPolicy::elastic), 100)) << "nothing of the first one is left";
+  EXPECT_TRUE(make()) << "nothing of the first one is left";
 }
 
 // Several threads take pieces of 64 MiB; what they took is there and 0, and can be locked, moved and given
@@ -128,6 +152,75 @@ TEST(CudaStart, PagesOfTheHostAreTakenWholeAndCleared) {
   moved = HostPages();
   EXPECT_THROW(HostPages(size_t(1) << 60), CudaError);
 }
+
+// Decodes are padded: to 512 rows here, from which on K and V are written by another kernel, though no step has
+// so many tokens and no prefill comes before.
+TEST(CudaStart, PaddingMayGiveDecodesMoreRowsThanAStepHasTokens) {
+  const auto model = load_golden("tiny-llama");
+  ASSERT_TRUE(model);
+  constexpr int kMost = 500;
+  EngineConfig config = pressed(KvPolicy::target_only);
+  config.max_model_len = 32;
+  config.scheduler.max_step_tokens = config.scheduler.max_step_seqs = kMost;
+  config.kv.num_pages = kMost;
+  for (const bool eager : {false, true}) {
+    SCOPED_TRACE(eager ? "eager" : "graphs");
+    Counts counts;
+    EXPECT_EQ(late_code(*model, config, {.enforce_eager = eager}, 0, std::vector<Request>(kMost, request(1, 2)),
+                        counts),
+              Nothing{});
+    EXPECT_EQ(counts.widest, kMost);
+    EXPECT_TRUE(loaded_code().contains("kv_write of many rows"));
+  }
+}
+
+// The start's own steps fit the smallest limits, with each policy and each number format.
+struct Limits {
+  const char* name;
+  int num_pages = 40, max_model_len = 96, max_step_tokens = 64, max_step_seqs = 8;
+  Request only = request(40, 30);
+};
+
+class CudaStartLimits : public testing::TestWithParam<Limits> {};
+
+TEST_P(CudaStartLimits, TheFirstRequestIsServedAndLoadsNoCode) {
+  const Limits& limits = GetParam();
+  const auto model = load_golden("tiny-llama");
+  ASSERT_TRUE(model);
+  for (const KvPolicy policy :
+       {KvPolicy::target_only, KvPolicy::static8, KvPolicy::elastic, KvPolicy::exact_offload})
+    for (const BaseFormat format : {BaseFormat::fixed8, BaseFormat::e5m2})
+      for (const bool eager : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(policy)) + (format == BaseFormat::e5m2 ? ", e5m2" : ", fixed8") +
+                     (eager ? ", eager" : ""));
+        EngineConfig config = pressed(policy);
+        config.max_model_len = limits.max_model_len;
+        config.scheduler.max_step_tokens = limits.max_step_tokens;
+        config.scheduler.max_step_seqs = limits.max_step_seqs;
+        config.kv.num_pages = limits.num_pages;
+        config.kv.base_format = format;
+        const int slots = policy == KvPolicy::elastic || policy == KvPolicy::exact_offload ? 4 : 0;
+        Counts counts;
+        EXPECT_EQ(late_code(*model, config, {.enforce_eager = eager}, slots, {limits.only}, counts), Nothing{});
+        EXPECT_EQ(counts.widest, std::min(int(limits.only.prompt.size()), limits.max_step_tokens));
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CudaStartLimits,
+    testing::Values(Limits{.name = "Comfortable"},
+                    Limits{.name = "TwoPages", .num_pages = 2, .max_model_len = 32, .only = request(20, 12)},
+                    Limits{.name = "OneTokenAStep", .max_step_tokens = 1, .max_step_seqs = 1},
+                    Limits{.name = "OneSequence", .max_step_seqs = 1},
+                    Limits{.name = "ModelLengthOfAPair", .max_model_len = 32, .only = request(20, 12)},
+                    Limits{.name = "ModelLengthOfTwo", .max_model_len = 2, .only = request(1, 1)},
+                    Limits{.name = "AllOfThem",
+                           .num_pages = 2,
+                           .max_model_len = 2,
+                           .max_step_tokens = 1,
+                           .max_step_seqs = 1,
+                           .only = request(1, 1)}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace ekv::test

@@ -47,7 +47,6 @@ struct Step {
             .block_table = {.entries = table, .max_pairs = kMaxPairs},
             .sample_rows = rows};
   }
-  bool idle() const { return kv_len.empty() && demotes.empty() && promotes.empty() && copies.empty(); }
 };
 
 // `number`: what the device answers in each row, so that outputs of different steps are told apart.
@@ -75,7 +74,7 @@ class Machine {
     while (now_us_ < now_us) tick();
     StepWork work;
     measure_work(step.input(), work);
-    steps_.push_back({.left_us = std::llround(step_us(quick_model(), work)), .idle = step.idle()});
+    steps_.push_back({.left_us = std::llround(step_us(quick_model(), work)), .idle = step.input().empty()});
     for (const DemoteJob& job : step.demotes)
       if (job.low >= 0) steps_.back().with.push_back({.ticket = job.ticket, .left_us = 3 + 32 / 8});
     for (const TransferJob& job : step.copies)
@@ -240,10 +239,8 @@ struct Watch : EngineListener {
     void submit(const StepInput& input) override {
       StepWork work;
       measure_work(input, work);
-      const bool idle =
-          work.chunks.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
       free_us = std::max(free_us, watch.clock.now_us()) + std::llround(step_us(sim->model(), work));
-      ends.push_back({free_us, idle});
+      ends.push_back({free_us, input.empty()});
       watch.most_in_flight = std::max(watch.most_in_flight, ends.size());
       sim->submit(input);
     }

@@ -60,7 +60,7 @@ class HostGemm : public CudaGemm {
   const GemmShape& start(int shape, After after, const void* w, const void* x, void* y, int rows,
                          cudaStream_t stream) {
     const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= s.max_rows, "more rows than the product was set up for");
+    EKV_CHECK(rows >= 1 && rows <= row_bucket(s.max_rows), "more rows than the product was set up for");
     EKV_CHECK(s.after == after, "something else is made of this product");
     note(shape, rows);
     test::enqueue(stream, [=, this, &s] { multiply_now(s, w, x, y, rows); });

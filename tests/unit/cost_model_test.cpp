@@ -199,7 +199,8 @@ TEST(CostModelFile, RefusesWhatIsMissing) {
     for (const auto& [key, value] : figures.items()) {
       file = valid_file();
       file[section].erase(key);
-      expect_refused(file, "'" + key + "'");
+      const std::string missing = key == "source" ? "'source' must say" : "has no '" + key + "'";
+      expect_refused(file, "section '" + section + "' " + missing);
     }
   }
 }
@@ -213,7 +214,7 @@ TEST(CostModelFile, RefusesWhatMakesNoSense) {
   expect_refused(changed("step", "fixed_us", -1), "must be >= 0, got -1");
   expect_refused(changed("step", "fixed_us", "1"), "must be a number");
   for (const Json& count : {Json(0), Json(3), Json(1.5), Json("2")})
-    expect_refused(changed("step", "steps_in_flight", count), "'steps_in_flight' must be 1 to 2");
+    expect_refused(changed("step", "steps_in_flight", count), "'steps_in_flight' must be 1 to 2: 1, or 2 if");
   expect_refused(changed("step", "per_sequence_us", 1), "section 'step' has a member that is none of");
   expect_refused(changed("decode_attention", "bytes_per_us", 0), "must be > 0");
   expect_refused(changed("forward", "graph_sizes", {2, 2}), "must ascend");

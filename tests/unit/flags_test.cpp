@@ -229,7 +229,7 @@ TEST(Flags, NumbersOutOfRangeAreRefusedWithReadableBounds) {
       {"--shutdown-timeout", {"-1", "99999999999"}},
       {"--max-num-seqs", {"0", "-1", "99999999999"}},
       {"--long-prefill-token-threshold", {"-1"}},
-      {"--target-step-ms", {"-1", "99999"}},
+      {"--target-step-ms", {"-1", "0.0004", "0.0009", "1e-9", "99999", "nan", "x"}},
       {"--max-num-batched-tokens", {"0", "99G"}},
       {"--num-gpu-blocks-override", {"-1", "99999999"}},
       {"--kv-cache-memory-bytes", {"0", "5000T"}},

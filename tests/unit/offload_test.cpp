@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+#include <string>
+#include <vector>
+
 #include "elastickv/kv_manager.h"
 #include "elastickv/scheduler.h"
 
@@ -256,6 +260,51 @@ TEST_F(OffloadManager, WhatAPreemptedSequenceWaitsForIsNotTheOldest) {
   Sequence& c = add(70, 900);
   run(c);
   EXPECT_EQ(kv->lookup(a).num_loadable, 64) << "it is used as long as somebody waits for it";
+}
+
+// What is remembered of a sequence that waits changes no result: the host forgets pairs of its chain, gives
+// their slots to others and gets them back, and a sequence that was never looked up finds the same.
+TEST_F(OffloadManager, WhoWaitsFindsOnTheHostWhatANewcomerFinds) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  start(40, 9, false);  // what is found is on the host alone, and of 24 pairs it holds 9
+  std::vector<Sequence*> waiting;
+  for (int i = 0; i < 4; ++i) waiting.push_back(&add(200, 1000 * i));
+  std::vector<int> last(waiting.size(), 0);
+  int shorter = 0, longer = 0, partial = 0, later = 0;
+  const auto look = [&] {
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      Sequence& newcomer = add(200, TokenId(1000 * i));
+      newcomer.stats.num_preemptions = waiting[i]->stats.num_preemptions = int(i % 2);
+      const PrefixHit known = kv->lookup(*waiting[i]), fresh = kv->lookup(newcomer);
+      sequences.erase(newcomer.id);
+      ASSERT_EQ(known.num_tokens, 0);
+      ASSERT_EQ(known.num_loadable, fresh.num_loadable);
+      ASSERT_EQ(known.load_later, fresh.load_later);
+      shorter += known.num_loadable<last[i], longer += known.num_loadable> last[i];
+      partial += known.num_loadable > 0 && known.num_loadable < 192;
+      later += known.load_later;
+      last[i] = known.num_loadable;
+    }
+  };
+  for (int round = 0; round < 300; ++round) {
+    const int length = 33 + int(rng() % 168), which = int(rng() % waiting.size());
+    Sequence& s = add(length, 1000 * which);
+    run(s);
+    commit({});
+    look();  // copies are under way
+    for (const TransferJob& job : std::exchange(jobs, {}))
+      if (kv->transfer_done(job.ticket); rng() % 4 == 0) look();
+    leave(s);
+    look();
+    if (rng() % 20 == 0) kv->reset_prefix_cache(), look();
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(shorter, 100) << "evictions cut the chains";
+  EXPECT_GT(longer, 100) << "and they grow again";
+  EXPECT_GT(partial, 100);
+  EXPECT_GT(later, 50) << "copies that are under way are waited for";
 }
 
 TEST_F(OffloadManager, ALoadedSequenceGoesOnWhereItsCopiesEnd) {

@@ -2,6 +2,7 @@
 
 #include "bench/sim_replay.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -203,20 +204,28 @@ TEST(SimReplay, ReplicasShareTheLoadAndKeepTheirOwnTime) {
   EXPECT_EQ(run(load, sim).log_hash, three.log_hash);
 }
 
-// Long prompts beside streams, with every policy: no step but the first takes much longer than it may, so
-// neither does a gap between two tokens; and all prompts get on.
+// Long prompts beside streams, with every policy: no step but the first, or the first two in flight, takes
+// much longer than it may, so neither does a gap between two tokens; and all prompts get on.
 TEST(SimReplay, StepsKeepToTheirTargetTime) {
-  for (const KvPolicy policy : {KvPolicy::target_only, KvPolicy::elastic, KvPolicy::exact_offload}) {
+  using enum KvPolicy;
+  for (const auto& [policy, async] : {std::pair{target_only, false},
+                                      {elastic, false},
+                                      {exact_offload, false},
+                                      {target_only, true},
+                                      {elastic, true},
+                                      {exact_offload, true}}) {
+    SCOPED_TRACE(fmt::format("{} {}", name_of(policy), async));
     ReplayLoad load = synthetic_load(40, 1500, 150);
     for (size_t i = 0; i < load.requests.size(); ++i) load.requests[i].arrival_us = int64_t(i) * 200'000;
     Sim sim = simulated();
     sim.options.engine.fidelity.policy = policy;
+    sim.options.engine.async_scheduling = async;
     sim.options.engine.kv.num_pages = 2000;
     const auto serve = [&](int target_us, int64_t& longest_us, int64_t& full_steps) {
       sim.options.engine.scheduler.target_step_us = target_us;
       longest_us = full_steps = 0;
-      sim.options.on_step = [&, steps = 0](int, const StepRecord& r) mutable {
-        if (++steps > 1) longest_us = std::max(longest_us, r.device_us);
+      sim.options.on_step = [&, unknown = async ? 2 : 1](int, const StepRecord& r) mutable {
+        if (unknown-- <= 0) longest_us = std::max(longest_us, r.device_us);
         full_steps += r.device_us > target_us * 8 / 10 && r.device_us < target_us * 12 / 10;
       };
       const ReplayResult result = run(load, sim);

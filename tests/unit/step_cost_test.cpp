@@ -48,16 +48,53 @@ TEST(StepCost, NoiseAndStallsDoNotBendIt) {
   expect_near(fit.cost(), kTruth, 0.15, rng);
 }
 
+// Steps that ended together with the one before are collected at once and seem to have taken nothing.
+TEST(StepCost, StepsThatSeemToTakeNothingDoNotBendIt) {
+  std::mt19937 rng(5);
+  StepCostFit fit;
+  for (int i = 0; i < 1000; ++i) {
+    const StepLoad load = draw(rng);
+    const double noise = 0.95 + 0.1 * double(rng() % 1000) / 1000;
+    fit.add(load, kTruth.us(load) * (i < 8 || rng() % 50 ? noise : 0.01));
+  }
+  expect_near(fit.cost(), kTruth, 0.15, rng);
+}
+
+TEST(StepCost, OneLongPrefillThatSeemsToTakeNothingIsOneOfMany) {
+  std::mt19937 rng(6);
+  StepCostFit fit;
+  for (int i = 0; i < 400; ++i) {
+    const StepLoad load = draw(rng);
+    fit.add(load, kTruth.us(load));
+  }
+  const StepLoad prefill{.tokens = 2048, .prefill_keys = int64_t(2048) * 2048};
+  fit.add(prefill, 400);
+  EXPECT_NEAR(fit.cost().us(prefill) / kTruth.us(prefill), 1, 0.15);
+}
+
+// The first step of a process often is one: it loads code.
+TEST(StepCost, AStallAtTheStartIsForgottenAtOnce) {
+  std::mt19937 rng(7);
+  StepCostFit fit;
+  for (int i = 0; i < 40; ++i) {
+    const StepLoad load = draw(rng);
+    fit.add(load, kTruth.us(load) * (i == 0 ? 100 : 1));
+  }
+  expect_near(fit.cost(), kTruth, 0.1, rng);
+}
+
 TEST(StepCost, FollowsAMachineThatChanges) {
   std::mt19937 rng(3);
-  StepCostFit fit;
-  StepCost slower = kTruth;
-  slower.per_token_us *= 3;
-  for (int i = 0; i < 2000; ++i) {
-    const StepLoad load = draw(rng);
-    fit.add(load, (i < 1000 ? kTruth : slower).us(load));
+  for (const double factor : {3.0, 1.0 / 3}) {
+    StepCostFit fit;
+    StepCost changed = kTruth;
+    changed.per_token_us *= factor;
+    for (int i = 0; i < 2000; ++i) {
+      const StepLoad load = draw(rng);
+      fit.add(load, (i < 1000 ? kTruth : changed).us(load));
+    }
+    expect_near(fit.cost(), changed, 0.02, rng);
   }
-  expect_near(fit.cost(), slower, 0.02, rng);
 }
 
 // Steps that tell nothing about a term leave it at zero or where it was, and never below.

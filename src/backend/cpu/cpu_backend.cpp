@@ -66,7 +66,7 @@ CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat form
             .num_host_slots = options.num_host_slots,
             .low_plane_bytes = shape.low_pair_bytes(),
             .pair_bytes = 2 * shape.page_bytes(),
-            .max_steps_in_flight = kOutputs - 1} {
+            .max_steps_in_flight = kMostStepsInFlight} {
   for (int i = 0; i < threads_.size(); ++i) samplers_.emplace_back(kernels_, config_.vocab);
 }
 

@@ -63,7 +63,7 @@ class CpuBackend : public Backend {
   std::vector<CpuSampler> samplers_;  // [threads]
   BackendInfo info_;
   // Of the steps in flight and of the one before: tokens that are pending in a step stand in the last but one.
-  static constexpr int kOutputs = 3;
+  static constexpr int kOutputs = kMostStepsInFlight + 1;
   std::array<StepOutput, kOutputs> outputs_;
   int64_t num_submitted_ = 0, num_collected_ = 0;
   std::vector<TokenId> tokens_;  // [rows] of the step being computed

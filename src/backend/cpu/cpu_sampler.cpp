@@ -110,7 +110,7 @@ void CpuSampler::add_biases(const SampleRow& row, std::span<float> logits) const
 
 void CpuSampler::penalise(const SampleRow& row, std::span<float> logits, TokenId last) {
   const SamplingParams& p = *row.params;
-  if (p.repetition_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0) return;
+  if (!p.has_penalties()) return;
   for (size_t i = 0; i < row.tokens.size(); ++i) {
     const TokenId id = is_pending(row.tokens[i]) ? last : row.tokens[i];
     if (id < 0 || size_t(id) >= logits.size()) continue;  // of a row before that failed

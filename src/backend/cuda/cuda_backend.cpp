@@ -113,7 +113,7 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
            .num_host_slots = options.num_host_slots,
            .low_plane_bytes = shape.low_pair_bytes(),
            .pair_bytes = 2 * shape.page_bytes(),
-           .max_steps_in_flight = kStepsInFlight};
+           .max_steps_in_flight = kMostStepsInFlight};
   for (Flight& flight : flights_) {
     flight.row_chunk.reserve(size_t(sizes.max_samples));
     flight.samples.rows.reserve(size_t(sizes.max_samples));
@@ -130,14 +130,15 @@ void CudaBackend::load_code() {
   forward_->load_products(compute_);
   const bool makes_base = sizes_.scratch_pairs > 0;
   if (makes_base) transitions_.load_code(step_, compute_);
-  for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general}) {
-    if (path != KvPath::native && !makes_base) continue;
-    for (const int rows : {1, 2, kManyKvRows}) {
-      const RehearsedStep step(std::min(rows, sizes_.max_rows), path);
-      submit(step.input());
-      collect();
-    }
-  }
+  const auto rehearse = [this](const RehearsedStep& step) {
+    submit(step.input());
+    collect();
+  };
+  for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general})
+    if (path == KvPath::native || makes_base)
+      for (const int rows : {1, 2, kManyKvRows})
+        rehearse(RehearsedStep::chunk(std::min(rows, sizes_.max_rows), path));
+  rehearse(RehearsedStep::decodes(sizes_.max_seqs));  // padding may give it more rows than a step has tokens
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   log_info(fmt::format("loaded the code of all steps in {:.0f} ms", ms));
 }
@@ -149,8 +150,7 @@ void CudaBackend::submit(const StepInput& input) {
   Flight& flight = flights_[(first_ + num_flights_++) % flights_.size()];
   step_.begin_step(), results_.begin_step();
   flight.num_chunks = input.kv_len.size();
-  flight.idle =
-      input.tokens.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  flight.idle = input.empty();
 
   if (flight.num_chunks > 0) {
     forward_->pack(input, step_, results_, flight.flags);

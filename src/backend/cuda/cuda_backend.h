@@ -55,7 +55,7 @@ class CudaBackend : public Backend {
   StepOutput output_;
   std::vector<int> failed_rows_;
 
-  std::array<Flight, kStepsInFlight> flights_;  // a ring
+  std::array<Flight, kMostStepsInFlight> flights_;  // a ring
   size_t first_ = 0, num_flights_ = 0;
 };
 

@@ -18,7 +18,7 @@ constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cuda
 
 // The first path without a kernel for the model's heads.
 Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
-  const bool base = config.fidelity.policy == KvPolicy::elastic || config.fidelity.policy == KvPolicy::static8;
+  const bool base = config.fidelity.makes_base();
   bool found = find_prefill(m.head_dim) != nullptr;
   for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general})
     if (path == KvPath::native || base)

@@ -93,7 +93,7 @@ void CudaForward::warm_up(int max_seqs, StepMemory& step, StepMemory& results, c
     pack_table({});
     pack_flags(results);
     step.upload(stream);
-    launch(stream);  // loads the kernels
+    launch(stream);  // outside of a capture first, in which CUDA may refuse what a first launch sets up
     graphs_.prepare({batch_, path_}, stream, [&] { launch(stream); });
     cuda_check(cudaStreamSynchronize(stream.get()));
   }

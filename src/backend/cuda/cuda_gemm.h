@@ -42,9 +42,9 @@ enum class After : uint8_t {
 // A matrix [outputs][inputs], row-major, and the widest batch that it is used with.
 struct GemmShape {
   int outputs = 0, inputs = 0;
-  int max_rows = 0;              // x and y have room for row_bucket(max_rows) rows
-  bool fp32_out = false;         // y is fp32, else fp16
-  int out_stride = 0;            // elements between rows of y, at least `outputs`
+  int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows, which a padded batch may have
+  bool fp32_out = false;  // y is fp32, else fp16
+  int out_stride = 0;     // elements between rows of y, at least `outputs`
   After after = After::nothing;  // else out_stride is `outputs`, and y fp16
 };
 

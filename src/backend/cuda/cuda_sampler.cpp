@@ -12,10 +12,6 @@ constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 // than any finite logit of a model that is not broken, and reported logprobs are of the logits before biases.
 constexpr float kCertain = 1e30f;
 
-bool has_penalties(const SamplingParams& p) {
-  return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
-}
-
 }  // namespace
 
 CudaSampler::CudaSampler(const CudaSizes& sizes, int vocab, const int32_t* previous)
@@ -73,7 +69,7 @@ RowSampling CudaSampler::settings(const SampleRow& row, const Stream& stream) {
   if (row.output_index < p.min_tokens)
     for (const TokenId token : p.stop_token_ids) add_bias(token, kImpossible);
   s.bias_end = int32_t(num_biases_);
-  if (!has_penalties(p)) return s;
+  if (!p.has_penalties()) return s;
   s.repetition = p.repetition_penalty, s.presence = p.presence_penalty, s.frequency = p.frequency_penalty;
   s.count_slot = counts_.slot_of(row, stream);
   return s;

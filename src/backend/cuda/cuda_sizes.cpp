@@ -19,8 +19,6 @@ constexpr size_t kMostRingBytes = size_t(1) << 30;
 constexpr int kRowBiases = kMaxLogitBias + kMaxStopTokenIds + kMaxEosIds;
 constexpr size_t kMostPairBytes = size_t(1) << 29;  // of prefill's scratch, beyond what one sequence needs
 
-bool makes_base(KvPolicy policy) { return policy == KvPolicy::elastic || policy == KvPolicy::static8; }
-
 // One sequence must fit; more than that saves rounds of prefill when several sequences with BASE pairs are in a
 // step.
 int scratch_pairs(const KvShape& shape, const CudaSizes& sizes) {
@@ -82,7 +80,7 @@ KvShape cuda_kv_shape(const ModelConfig& model, int num_pages) {
 
 CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_ctas, int num_pages) {
   const KvShape shape = cuda_kv_shape(m, num_pages);
-  const bool base = makes_base(config.fidelity.policy), elastic = config.fidelity.policy == KvPolicy::elastic;
+  const bool base = config.fidelity.makes_base(), elastic = config.fidelity.policy == KvPolicy::elastic;
   CudaSizes s;
   s.max_rows = config.scheduler.max_step_tokens;
   s.max_seqs = std::min(config.scheduler.max_step_seqs, s.max_rows);

@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "backend/cuda/cuda_raii.h"
+#include "elastickv/backend.h"
 
 namespace ekv {
-
-constexpr int kStepsInFlight = 2;  // submitted and not yet collected, at most
 
 template <class T>
 struct StepArray {
@@ -27,7 +26,7 @@ struct StepArray {
 class StepMemory {
  public:
   explicit StepMemory(size_t bytes) : device_(bytes) {
-    for (int i = 0; i < kStepsInFlight; ++i) hosts_.emplace_back(bytes);
+    for (int i = 0; i < kMostStepsInFlight; ++i) hosts_.emplace_back(bytes);
   }
 
   // The next host copy, empty.

@@ -8,6 +8,7 @@
 
 #include "backend/sim/cost_model.h"
 #include "backend/sim/shipped_models.h"
+#include "elastickv/backend.h"
 #include "util/files.h"
 #include "util/json.h"
 
@@ -44,11 +45,11 @@ class Section {
       fail(fmt::format("'{}' must be {}, got {}", key, may_be_zero ? ">= 0" : "> 0", out));
   }
 
-  void read(const char* key, int& out, int least, int most) {
-    const Json& value = use(key);
+  void read(const char* key, int& out, int least, int most, const char* meaning) {
+    const Json& value = use(key, meaning);
     if (error_) return;
     if (!value.is_number_integer() || value < least || value > most)
-      return fail(fmt::format("'{}' must be {} to {}", key, least, most));
+      return fail(fmt::format("'{}' must be {} to {}{}", key, least, most, meaning));
     out = value.get<int>();
   }
 
@@ -78,9 +79,12 @@ class Section {
   static bool is_count(const Json& value) {
     return value.is_number_integer() && value.get<int64_t>() >= 1 && value.get<int64_t>() < (int64_t(1) << 30);
   }
-  const Json& use(const char* key) {
+  const Json& use(const char* key, const char* meaning = "") {
     used_ += fmt::format(", {}", key);
-    if (json_.is_object() && json_.contains(key)) ++num_used_;
+    if (json_.is_object() && json_.contains(key))
+      ++num_used_;
+    else
+      fail(fmt::format("has no '{}'{}", key, meaning));
     return member(json_, key);
   }
   const Json& list(const char* key) {
@@ -111,7 +115,8 @@ void read_step(const Json& file, CostModel& model, Status& error) {
   Section step(file, "step", error);
   step.read("fixed_us", model.step_fixed_us);
   step.read("per_seq_us", model.step_per_seq_us);
-  step.read("steps_in_flight", model.steps_in_flight, 1, 2);
+  step.read("steps_in_flight", model.steps_in_flight, 1, kMostStepsInFlight,
+            ": 1, or 2 if its times are of a run with --async-scheduling");
 }
 
 void read_forward(const Json& file, CostModel& model, Status& error) {

@@ -53,7 +53,7 @@ SimBackend::SimBackend(CostModel model, int num_pages, VirtualClock& clock, int 
             .num_host_slots = num_host_slots,
             .low_plane_bytes = model_.slot_bytes(HostContent::low_planes),
             .pair_bytes = model_.slot_bytes(HostContent::whole_pairs),
-            .max_steps_in_flight = kStepsInFlight},
+            .max_steps_in_flight = kMostStepsInFlight},
       transfers_(model_.to_host, model_.from_host) {}
 
 void SimBackend::start_transfer(int64_t begin_us, TransferKind kind, uint32_t ticket) {
@@ -68,8 +68,7 @@ void SimBackend::submit(const StepInput& input) {
   measure_work(input, work_);
   const int64_t begin_us = std::max(clock_.now_us(), free_us_);
   free_us_ = flight.end_us = begin_us + std::llround(step_us(model_, work_));
-  flight.waits =
-      work_.chunks.empty() && input.demotes.empty() && input.promotes.empty() && input.transfers.empty();
+  flight.waits = input.empty();
   for (const DemoteJob& job : input.demotes)
     if (job.low >= 0) start_transfer(begin_us, TransferKind::backup_low, job.ticket);
   for (const bool with_the_step : {true, false})

@@ -37,7 +37,6 @@ class SimBackend : public Backend {
   const TransferServers& transfers() const { return transfers_; }
 
  private:
-  static constexpr int kStepsInFlight = 2;
   struct Flight {
     int64_t end_us = 0;  // Clock time
     bool waits = false;  // it has nothing in it
@@ -50,7 +49,7 @@ class SimBackend : public Backend {
   VirtualClock& clock_;
   BackendInfo info_;
   TransferServers transfers_;
-  std::array<Flight, kStepsInFlight> flights_;  // a ring
+  std::array<Flight, kMostStepsInFlight> flights_;  // a ring
   size_t first_ = 0, num_flights_ = 0;
   int64_t free_us_ = 0;  // when the device has run all that was submitted
   std::vector<uint64_t> done_;
