@@ -151,7 +151,7 @@ void add_throughput_flags(CLI::App& app, ThroughputFlags& flags) {
       ->check(CLI::Range(1, kMaxTraceTokens))
       ->capture_default_str();
   app.add_option("--random-range-ratio", data.range_ratio, "lengths are even in [x (1 - r), x (1 + r)]")
-      ->check(CLI::Range(0.0, 0.999999))
+      ->check(between(0, 0.999999))
       ->capture_default_str();
   app.add_option("--n", flags.n, "answers per prompt")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--output-json", flags.output_json, "file for the result");

@@ -10,6 +10,7 @@
 #include "bench/bench_serve.h"
 #include "bench/command.h"
 #include "bench/trace_builder.h"
+#include "server/engine_flags.h"
 
 namespace ekv {
 namespace {
@@ -56,7 +57,7 @@ void add_load_flags(CLI::App& app, ServeBenchFlags& flags, RawFlags& raw) {
       ->check(CLI::Range(1, kMaxTraceTokens))
       ->capture_default_str();
   app.add_option("--random-range-ratio", data.range_ratio, "lengths are even in [x (1 - r), x (1 + r)]")
-      ->check(CLI::Range(0.0, 0.999999))
+      ->check(between(0, 0.999999))
       ->capture_default_str();
   app.add_option("--custom-output-len", data.custom_output_len,
                  "custom: tokens of an answer, where no line says it")

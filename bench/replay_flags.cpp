@@ -91,7 +91,7 @@ void add_result_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
   app.add_option("--json", flags.json, "file for the result");
   app.add_option("--time-series", flags.time_series, "file for the result with how things stood over time");
   app.add_option("--series-period", flags.series_period_s, "seconds between two points of it")
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(between(1e-3, 1e6))
       ->capture_default_str();
   app.add_option("--step-log", flags.step_log,
                  "JSONL file with every step and every token (elastickv/step_log.h)");

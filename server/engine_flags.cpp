@@ -51,12 +51,14 @@ std::string default_gemm_cache() {
 
 }  // namespace
 
-CLI::Validator fraction() {
-  const auto check = [](const std::string& text) {
+CLI::Validator between(double least, double most) {
+  const auto check = [=](const std::string& text) {
     const std::optional<double> value = whole_number<double>(text);
-    return value && *value >= 0 && *value <= 1 ? std::string() : "must be between 0 and 1, got " + text;
+    return value && *value >= least && *value <= most
+               ? std::string()
+               : fmt::format("must be between {} and {}, got {}", least, most, text);
   };
-  return CLI::Validator(check, "0 to 1");
+  return CLI::Validator(check, fmt::format("{} to {}", least, most));
 }
 
 CLI::Validator seed() {
@@ -75,7 +77,7 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
       ->capture_default_str();
   app.add_option("--gpu-memory-utilization", raw.gpu_memory_utilization,
                  "share of the GPU's memory that weights, buffers and KV pool take together")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(between(0.01, 1))
       ->capture_default_str();
   app.add_option("--num-gpu-blocks-override", config.kv.num_pages,
                  "exact number of KV pages of 16 tokens; 0: what fits in the pool")
@@ -104,7 +106,7 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
   app.add_flag("--scheduler-reserve-full-isl,!--no-scheduler-reserve-full-isl", scheduler.reserve_full_prompt,
                "admit a request only when its whole prompt fits (default: on)");
   app.add_option("--watermark", scheduler.watermark, "share of the KV pool kept free when admitting")
-      ->check(fraction())
+      ->check(between(0, 1))
       ->capture_default_str();
 }
 
@@ -122,8 +124,8 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
 }
 
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const std::string& on_by_default) {
-  app.add_flag_function(
-      "--async-scheduling,!--no-async-scheduling", [&](int64_t count) { async_scheduling = count > 0; },
+  app.add_flag(
+      "--async-scheduling,!--no-async-scheduling", async_scheduling,
       "plan and submit a step while the device works on the one before (default: " + on_by_default + ")");
 }
 

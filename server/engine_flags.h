@@ -34,8 +34,8 @@ void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling,
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch);
 
 // Checks for options whose messages show bounds as people write them.
-CLI::Validator fraction();  // 0 to 1
-CLI::Validator seed();      // any unsigned integer of 64 bits
+CLI::Validator between(double least, double most);  // of numbers, NaN is none; CLI::Range takes it
+CLI::Validator seed();                              // any unsigned integer of 64 bits
 
 // The size that `text` is. Throws CLI::ValidationError, which names the flag.
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most);

@@ -74,7 +74,7 @@ void add_thresholds(CLI::App& app, FidelityConfig& f) {
   add("--max-restores", f.max_restores, "pairs on their way back from the host at any time");
   app.add_option("--demotion-watermark", f.free_watermark,
                  "share of the pool that --demotion watermark keeps free")
-      ->check(fraction())
+      ->check(between(0, 1))
       ->capture_default_str();
 }
 
@@ -89,7 +89,7 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
       ->capture_default_str();
   app.add_option("--max-base-fraction", f.max_base_fraction,
                  "a pair is demoted only while at most this share of the resident pairs is BASE")
-      ->check(fraction())
+      ->check(between(0, 1))
       ->capture_default_str();
   add_thresholds(app, f);
   app.add_option("--preset", raw.preset,

@@ -2,6 +2,7 @@
 // config.h -- every setting of the engine, as structs: default, unit and meaning on one line each. Parsed once
 // in main, validated once, passed by value.
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -29,6 +30,9 @@ struct SchedulerConfig {
   AdmissionMode admission = AdmissionMode::native;
   bool preempt_self = false;  // who finds no page gives up its own, as in vLLM 0.15
   int target_step_us = 0;     // prefill chunks are cut so that a step should take no longer; 0: no limit
+  int longest_chunk() const {
+    return max_chunk_tokens > 0 ? std::min(max_chunk_tokens, max_step_tokens) : max_step_tokens;
+  }
 };
 
 struct KvConfig {

@@ -37,11 +37,14 @@ struct StepCost {
 //   Admission  in waiting order; nobody overtakes the first in line. A step that preempts or leaves somebody
 //              out admits nobody. With config.reserve_full_prompt a prompt is admitted when all of it fits
 //              beside what the prompts under way still need, so that admission and preemption do not chase
-//              each other; otherwise when its first chunk fits. With AdmissionMode::guaranteed it is also
-//              admitted only when its peak fits beside the peaks of all that run.
+//              each other; otherwise when its first chunk fits beside the next one of each that runs and has
+//              none in this step. With AdmissionMode::guaranteed it is also admitted only when its peak fits
+//              beside the peaks of all that run.
 //   Loads      A waiting sequence of which the host holds more than the cache is admitted without a chunk, by
 //              the same rules: it takes the pages of all of it and waits for the copies, then its prefill goes
 //              on. Until then it gives up nothing, because its pages could not be used before the copies end.
+//              The longest chunk that may follow them must fit too, and nobody who comes later gets its pages:
+//              or it would have to give up, and load again, all that it has just loaded.
 //              One that waits for other copies (SeqView::load_later) is not admitted, nor is anybody after it.
 //   Ending     A running sequence whose last token a step in flight yields has no chunk, takes no place in the
 //              batch, and gives up nothing: its pages come back when that step is delivered.

@@ -51,6 +51,7 @@ class Planner {
  private:
   int chunk_tokens(int first_pos, int wanted) const;
   int prefill_tokens(int first_pos, int at_most) const;
+  int promised_end(int next_pos, int num_tokens) const;
   double prefill_us(int first_pos, int num_tokens) const {
     return cost_.per_token_us * num_tokens +
            cost_.per_prefill_key_us * double(visible_keys(first_pos, num_tokens));
@@ -78,7 +79,7 @@ class Planner {
   int decodes_ahead_ = 0;   // running decodes without a chunk yet; each has one of the tokens left
   int num_decodes_ = 0;     // they are the first chunks of the plan
   int num_ending_ = 0;      // they keep their pages in this step and have no place in it
-  int promised_pages_ = 0;  // what the scheduled prompts will need after this step
+  int promised_pages_ = 0;  // what those who run will need after this step: not for who comes later
   int num_left_out_ = 0;    // running sequences that found no page
   int demotable_ = 0;       // pairs of those who keep their pages
   int spent_ = 0;           // pages taken, less those that victims gave up
@@ -93,7 +94,7 @@ void Planner::run_running() {
     if (is_decode(s)) --decodes_ahead_;
     const int n = is_resting(s) ? 0 : chunk_tokens(s.num_computed, to_compute(s));
     if (n == 0) {  // or a prefill whose turn comes when those before it are done
-      promised_pages_ += missing_pages(s, s.num_tokens);
+      promised_pages_ += missing_pages(s, promised_end(s.num_computed, s.num_tokens));
       continue;
     }
     if (make_room(missing_pages(s, s.num_computed + n), i + 1))
@@ -116,6 +117,11 @@ int Planner::prefill_tokens(int first_pos, int at_most) const {
   const auto counts = std::views::iota(1, at_most + 1);
   const int n = int(std::ranges::partition_point(counts, fits) - counts.begin());
   return any_prefill_ ? n : std::max(n, std::min(at_most, kPairTokens));
+}
+
+// Up to where nobody who comes later gets the pages of a sequence that goes on at `next_pos`.
+int Planner::promised_end(int next_pos, int num_tokens) const {
+  return config_.reserve_full_prompt ? num_tokens : std::min(num_tokens, next_pos + config_.longest_chunk());
 }
 
 // Victims stand after the sequence that needs pages and have no chunk yet: nothing is ever taken back. Nobody
@@ -154,7 +160,7 @@ void Planner::preempt_from(size_t first) {
 void Planner::schedule(const SeqView& s, int num_tokens) {
   const int end = s.num_computed + num_tokens, pages = missing_pages(s, end);
   spent_ += pages;
-  promised_pages_ += missing_pages(s, s.num_tokens) - pages;
+  if (config_.reserve_full_prompt) promised_pages_ += missing_pages(s, s.num_tokens) - pages;
   tokens_left_ -= num_tokens;
   const bool decode = is_decode(s);
   if (!decode) take_prefill(s.num_computed, num_tokens);
@@ -176,8 +182,10 @@ bool Planner::admit(const SeqView& s) {
 
   const int end = s.num_cached + n;
   const int hit_pages = s.num_cached_free - blocks_of(s.num_cached);  // taken from the free ones, less all hits
-  const int now = blocks_of(end) + hit_pages, whole = blocks_of(s.num_tokens) + hit_pages;
-  const int needed = config_.reserve_full_prompt ? promised_pages_ + whole : now;
+  const bool has_more = s.num_loadable > 0 || config_.reserve_full_prompt;
+  const int last = has_more ? promised_end(end, s.num_tokens) : end;
+  const int now = blocks_of(end) + hit_pages, later = blocks_of(last) - blocks_of(end);
+  const int needed = promised_pages_ + now + later;
   const int kept_free = num_running > 0 ? int(config_.watermark * budget_.total_pages) : 0;
   const int max_demotions = budget_.max_demotions;
   budget_.max_demotions = std::max(0, max_demotions - s.num_cached_host_slots);
@@ -188,7 +196,7 @@ bool Planner::admit(const SeqView& s) {
   }
   spent_ += now;
   peak_pages_ += s.peak_pages, peak_host_slots_ += s.peak_host_slots;
-  promised_pages_ += whole - now;
+  promised_pages_ += later;
   if (s.num_loadable > 0)
     plan_.loads.push_back({s.id, s.num_cached, n});
   else

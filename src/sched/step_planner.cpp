@@ -99,10 +99,7 @@ void StepPlanner::set_peaks(SeqView& view, const Sequence& s, int most_slots) co
     const int room = int(cap * ceil_div(computed, kPairTokens));
     return ceil_div(end, kBlockTokens) - std::min({old, room, needs_slots ? slots : old});
   };
-  const SchedulerConfig& c = config_.scheduler;
-  const int longest =
-      c.max_chunk_tokens > 0 ? std::min(c.max_chunk_tokens, c.max_step_tokens) : c.max_step_tokens;
-  const int prompt = s.num_prompt();
+  const int longest = config_.scheduler.longest_chunk(), prompt = s.num_prompt();
   view.peak_pages = pages(last - 1, last);
   if (s.num_computed < prompt)
     view.peak_pages = std::max(view.peak_pages, pages(std::max(0, prompt - longest), prompt));

@@ -172,6 +172,48 @@ TEST(Offload, WithoutHostMemoryNothingDiffersFromTargetOnly) {
   }
 }
 
+// Prompts that each take one step and then end: no sequence ever grows beyond what its admission counted. So
+// whoever loads has the pages of its step when the copies have ended, and nobody is preempted: neither by the
+// need of a load nor for it.
+TEST(Offload, WhoHasLoadedTakesAStepWithThePagesCountedAtItsAdmission) {
+  int64_t loads = 0;
+  test::print_seed_on_abort();
+  for (unsigned seed = 1; seed <= 400; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    current_seed = seed;
+    std::mt19937 rng(seed);
+    const auto below = [&rng](int n) { return int(rng() % unsigned(n)); };
+    EngineConfig config;
+    below(2) ? apply_preset_paper015(config) : apply_preset_modern(config);
+    config.max_model_len = kServingLen;
+    config.scheduler.policy = below(2) ? SchedulingPolicy::fcfs : SchedulingPolicy::priority;
+    config.kv.prefix_cache = below(2) != 0;
+    config.async_scheduling = below(2) != 0;
+    config.fidelity.policy = KvPolicy::exact_offload;
+    SteadyClock clock;
+    Listener listener;
+    auto device = std::make_unique<PagedBackend>(20 + below(60), 500);
+    device->draw_delay = [&below, slowest = 1 + below(6)] { return below(slowest); };
+    Engine engine(config, std::move(device), clock, listener);
+    std::vector<Request> prompts;
+    for (int i = 0; i < 6; ++i)
+      prompts.push_back(
+          {.prompt = std::vector<TokenId>(size_t(20 + below(280)), 10 + i), .sampling = {.max_tokens = 1}});
+    for (int sent = 0, step = 0; sent < 60 || !engine.idle(); ++step) {
+      ASSERT_LT(step, 5000) << "requests that never end";
+      for (; sent < 60 && below(3) > 0; ++sent) {
+        Request r = prompts[size_t(below(6))];
+        r.priority = below(3);
+        ASSERT_TRUE(bool(engine.submit(std::move(r))));
+      }
+      engine.step();
+      ASSERT_EQ(listener.record.num_preempted, 0) << "in step " << step;
+    }
+    loads += listener.loads;
+  }
+  EXPECT_GT(loads, 10000);
+}
+
 // Two loaded sequences, each with pages and in need of one more, and nothing else that runs: the one before
 // gets those of the one behind it. Copies are slow, so that loads overlap with everything.
 TEST(Offload, LoadedSequencesDoNotBlockEachOther) {

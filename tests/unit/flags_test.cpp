@@ -108,6 +108,8 @@ TEST(Flags, AllAreTaken) {
 TEST(Flags, AsyncSchedulingIsOnOffOrTheDevices) {
   EXPECT_EQ(parse({"serve", "m", "--async-scheduling"}).serve->async_scheduling, true);
   EXPECT_EQ(parse({"serve", "m", "--no-async-scheduling"}).serve->async_scheduling, false);
+  EXPECT_EQ(parse({"serve", "m", "--no-async-scheduling", "--async-scheduling"}).serve->async_scheduling, true)
+      << "the last one counts";
 }
 
 TEST(Flags, MaxLogprobsIsCheckedAtTheStart) {
@@ -236,6 +238,7 @@ TEST(Flags, NumbersOutOfRangeAreRefusedWithReadableBounds) {
       {"--max-model-len", {"0", "99G"}},
       {"--max-body-bytes", {"0"}},
       {"--threads", {"-1", "5000"}},
+      {"--gpu-memory-utilization", {"0", "1.01", "nan", "-inf"}},
       {"--watermark", {"-0.1", "1.5", "nan"}},
       {"--max-base-fraction", {"-0.1", "1.5", "nan"}},
       {"--max-connections", {"0", "100000"}}};

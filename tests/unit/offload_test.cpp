@@ -29,14 +29,51 @@ TEST(OffloadPlan, WhatTheHostHoldsIsLoadedAndNothingOfItRuns) {
   EXPECT_EQ(plan.chunks, (std::vector<ChunkPlan>{{SeqId{2}, 0, 40, true}}));
 }
 
-TEST(OffloadPlan, ALoadTakesThePagesOfAllThatItCopies) {
-  const std::vector<SeqView> waiting{{.id = SeqId{1}, .num_tokens = 200, .num_loadable = 128}};
+// Without them it could only give up what it has just loaded, and load it again.
+TEST(OffloadPlan, ALoadIsAdmittedWhenTheChunkAfterItFitsToo) {
   SchedulerConfig config{.max_step_tokens = 64, .max_step_seqs = 4, .reserve_full_prompt = false};
-  EXPECT_EQ(planned({}, waiting, {7, 100}, config).loads.size(), 0u);
-  EXPECT_EQ(planned({}, waiting, {8, 100}, config).loads.size(), 1u);
-  config.reserve_full_prompt = true;  // and those of the rest of its prompt
-  EXPECT_EQ(planned({}, waiting, {12, 100}, config).loads.size(), 0u);
-  EXPECT_EQ(planned({}, waiting, {13, 100}, config).loads.size(), 1u);
+  const auto least_pages = [&config](const SeqView& s) {
+    int pages = 0;
+    while (planned({}, {s}, {pages, 100}, config).loads.empty()) ++pages;
+    return pages;
+  };
+  const SeqView preempted{.id = SeqId{1}, .num_tokens = 129, .num_loadable = 128};
+  const SeqView longer{.id = SeqId{1}, .num_tokens = 200, .num_loadable = 128};
+  const SeqView hit{
+      .id = SeqId{1}, .num_tokens = 129, .num_cached = 64, .num_cached_free = 2, .num_loadable = 64};
+  EXPECT_EQ(least_pages(preempted), 8 + 1) << "the copies and a token";
+  EXPECT_EQ(least_pages(hit), 2 + 4 + 1) << "the rest is somebody's already";
+  EXPECT_EQ(least_pages(longer), 8 + 4) << "the chunk is as long as it may be";
+  config.max_chunk_tokens = 20;
+  EXPECT_EQ(least_pages(longer), 8 + 2);
+  config.reserve_full_prompt = true;
+  EXPECT_EQ(least_pages(preempted), 8 + 1);
+  EXPECT_EQ(least_pages(longer), 8 + 5) << "all of the prompt";
+}
+
+TEST(OffloadPlan, NobodyIsAdmittedIntoThePagesOfTheChunkThatFollowsALoad) {
+  const SchedulerConfig config{.max_step_tokens = 64, .max_step_seqs = 4, .reserve_full_prompt = false};
+  const auto num_admitted = [&config](const std::vector<SeqView>& running, const std::vector<SeqView>& waiting,
+                                      int pages) {
+    const StepPlan plan = planned(running, waiting, {pages, 100}, config);
+    return plan.loads.size() + plan.admitted.size();
+  };
+  const SeqView load{.id = SeqId{2}, .num_tokens = 65, .num_loadable = 64};
+  const SeqView prompt{.id = SeqId{3}, .num_tokens = 32};
+  EXPECT_EQ(num_admitted({}, {load, prompt}, 5 + 1), 1u) << "admitted in the same step";
+  EXPECT_EQ(num_admitted({}, {load, prompt}, 5 + 2), 2u);
+  const SeqView loading{
+      .id = SeqId{1}, .num_tokens = 129, .num_computed = 128, .num_blocks = 8, .num_loading = 4};
+  for (const SeqView& next : {load, prompt}) {
+    const int pages = next.num_loadable > 0 ? 5 : 2;
+    EXPECT_EQ(num_admitted({loading}, {next}, pages), 0u) << "while its copies are under way";
+    EXPECT_EQ(num_admitted({loading}, {next}, pages + 1), 1u);
+  }
+  // Loaded, and nothing of the step's tokens is left for it.
+  const SeqView prefill{.id = SeqId{0}, .num_tokens = 200, .num_computed = 64, .num_blocks = 8};
+  const SeqView loaded{.id = SeqId{1}, .num_tokens = 150, .num_computed = 128, .num_blocks = 8};
+  EXPECT_EQ(num_admitted({prefill, loaded}, {load}, 2 + 5 - 1), 0u);
+  EXPECT_EQ(num_admitted({prefill, loaded}, {load}, 2 + 5), 1u);
 }
 
 TEST(OffloadPlan, PagesThatALoadingPromptStillNeedsAreNotGivenAway) {
