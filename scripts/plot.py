@@ -21,8 +21,11 @@ import math
 import sys
 from pathlib import Path
 
-import matplotlib
-import matplotlib.lines
+try:
+    import matplotlib
+    import matplotlib.lines
+except ImportError:
+    sys.exit("plot.py: matplotlib is missing: pip install -r scripts/requirements-plots.txt")
 
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
@@ -244,7 +247,7 @@ def draw_offered(axis, series, num_bins=120):
     """Rate of arriving prompt tokens, from their running total; the same for every policy in an open loop."""
     every = max(1, len(series["t_s"]) // num_bins)
     times, total = series["t_s"][::every], series["offered_tokens"][::every]
-    spans = zip(times, times[1:], total, total[1:])
+    spans = zip(times, times[1:], [0, *total[1:]], total[1:])  # what is there at the start came in the first span
     rates = [(after - before) / (end - begin) if end > begin else 0 for begin, end, before, after in spans]
     if rates:
         axis.stairs(rates, times, fill=True, color="0.6")

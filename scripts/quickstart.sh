@@ -30,13 +30,15 @@ cat <<EOF
 
 curl --noproxy '*' -N http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "smollm2", "stream": true, "temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 
-== or with the OpenAI client ($PWD/.venv/bin/python has it):
+== or with the OpenAI client:
 
+NO_PROXY=127.0.0.1 $PWD/.venv/bin/python - <<'PYTHON'
 from openai import OpenAI
 client = OpenAI(base_url="http://127.0.0.1:$port/v1", api_key="none")
 messages = [{"role": "user", "content": "What is the capital of France?"}]
 for chunk in client.chat.completions.create(model="smollm2", messages=messages, temperature=0, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
+PYTHON
 
 EOF
 wait "$server"

@@ -124,9 +124,10 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config) {
 }
 
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const std::string& on_by_default) {
-  app.add_flag(
-      "--async-scheduling,!--no-async-scheduling", async_scheduling,
-      "plan and submit a step while the device works on the one before (default: " + on_by_default + ")");
+  app.add_flag_function(
+         "--async-scheduling,!--no-async-scheduling", [&](int64_t on) { async_scheduling = on > 0; },
+         "plan and submit a step while the device works on the one before (default: " + on_by_default + ")")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // not their sum
 }
 
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {

@@ -198,6 +198,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       "--help");
   app.require_subcommand(1);
   app.add_subcommand("serve", "Serve a model over HTTP until SIGTERM or SIGINT.");
+  app.add_subcommand("replay",
+                     "Run a trace or a synthetic load on the simulator, an engine, or against a server.");
+  app.add_subcommand("bench",
+                     "Latency and throughput of a model or a server, and what halved KV costs in quality.");
   std::ostringstream out;
   try {
     app.parse(argc, argv);
