@@ -8,7 +8,7 @@ namespace ekv {
 void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, StepPlan& plan) {
   view(kv, sequences);
   KvBudget budget = kv.budget();
-  PageDemand demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
+  PageDemand demand = probe(waiting_, budget, plan);
   num_avoided_ = 0;
   if (wants_candidates(demand, budget)) {
     view_pages(kv, sequences);
@@ -18,11 +18,11 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
       keep_hits_of_capped(kv, sequences);
       count_candidates(kv, sequences);
     }
-    demand = plan_step(config_.scheduler, running_, waiting_, budget, plan, fit_.cost());
+    demand = probe(waiting_, budget, plan);
     if (!plan.preempted.empty() && !kept_.empty()) {  // those who run come before those who would join them
       kept_.clear();
       count_candidates(kv, sequences);
-      demand = plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
+      demand = probe({}, budget, plan);
     }
     demote(demand, budget, plan);
     num_avoided_ = std::max(0, num_avoided_ - int(plan.preempted.size()));
@@ -33,6 +33,10 @@ void StepPlanner::plan(const KvManager& kv, const SequenceTable& sequences, Step
   plan.promotes.assign(kv.restored().begin(), kv.restored().end());
   promote(kv, sequences, demand, budget, plan);
   back_up(kv, sequences, plan);
+}
+
+PageDemand StepPlanner::probe(std::span<const SeqView> waiting, const KvBudget& budget, StepPlan& plan) const {
+  return plan_step(config_.scheduler, running_, waiting, budget, plan, fit_.cost());
 }
 
 void StepPlanner::learn(const StepLoad& load, int64_t device_us) {
@@ -72,7 +76,7 @@ void StepPlanner::view(const KvManager& kv, const SequenceTable& sequences) {
 // so has victims whenever there are any.
 void StepPlanner::count_natively(const KvBudget& budget, StepPlan& plan) {
   if (plan.preempted.empty()) return;
-  plan_step(config_.scheduler, running_, {}, budget, plan, fit_.cost());
+  probe({}, budget, plan);
   num_avoided_ = int(plan.preempted.size());
 }
 

@@ -33,6 +33,7 @@ class StepPlanner {
 
  private:
   void view(const KvManager& kv, const SequenceTable& sequences);
+  PageDemand probe(std::span<const SeqView> waiting, const KvBudget& budget, StepPlan& plan) const;
   void set_peaks(SeqView& view, const Sequence& sequence, int most_slots) const;
   void count_natively(const KvBudget& budget, StepPlan& plan);
   void view_pages(const KvManager& kv, const SequenceTable& sequences);

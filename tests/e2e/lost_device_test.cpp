@@ -224,15 +224,20 @@ TEST_P(LostDevice, ClientsAreToldTheLogHasOneLineAndTheProcessEnds) {
   testing::RawHttp streamed(port), plain(port);
   streamed.send(completion(40, true)), plain.send(completion(50, false));
 
-  ASSERT_EQ(streamed.read_head().status, 200);
+  // A stream begins with its first event. Where the HTTP thread sees the loss first, the answer is the error
+  // itself.
+  const int status = streamed.read_head().status;
+  ASSERT_TRUE(status == 200 || status == 500) << status;
   const testing::RawResponse answer = plain.read_response();
   EXPECT_EQ(answer.status, 500);
   EXPECT_NE(answer.body.find("the engine has stopped"), std::string::npos) << answer.body;
-  std::string events;
-  for (auto chunk = streamed.next_chunk(); chunk && !chunk->empty(); chunk = streamed.next_chunk())
-    events += *chunk;
-  EXPECT_NE(events.find("\"code\":500"), std::string::npos) << events;
-  EXPECT_TRUE(events.ends_with("data: [DONE]\n\n")) << events;
+  if (status == 200) {
+    std::string events;
+    for (auto chunk = streamed.next_chunk(); chunk && !chunk->empty(); chunk = streamed.next_chunk())
+      events += *chunk;
+    EXPECT_NE(events.find("\"code\":500"), std::string::npos) << events;
+    EXPECT_TRUE(events.ends_with("data: [DONE]\n\n")) << events;
+  }
 
   EXPECT_EQ(server.wait(kEndTime), kExitEngineStopped) << server.log();
   const std::vector<std::string> lines = error_lines(server.log());

@@ -365,8 +365,8 @@ TEST(PrefixHit, WhoWaitsFindsWhatANewcomerFinds) {
     found.push_back(known.num_tokens);
   };
   const auto serve = [&](const Request& r) {
-    Sequence& s = serving.add(r);
-    while (serving.sequences.find(s.id)) {
+    const SeqId id = serving.add(r).id;  // the sequence ends with its last token
+    while (serving.sequences.find(id)) {
       serving.view();
       std::erase_if(serving.waiting, [&](const SeqView& view) { return view.id == waiting.id; });
       plan_step(serving.config, serving.running, serving.waiting, serving.kv.budget(), serving.plan);

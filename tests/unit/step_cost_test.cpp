@@ -26,25 +26,32 @@ void expect_near(const StepCost& fitted, const StepCost& truth, double tolerance
 constexpr StepCost kTruth{
     .fixed_us = 900, .per_token_us = 20, .per_prefill_key_us = 1e-3, .per_decode_key_us = 5e-3};
 
+// Adds `count` steps that took what they cost in truth, times `factor(i)`.
+template <class Factor>
+void add_steps(StepCostFit& fit, int count, std::mt19937& rng, Factor factor) {
+  for (int i = 0; i < count; ++i) {
+    const StepLoad load = draw(rng);
+    fit.add(load, kTruth.us(load) * factor(i));
+  }
+}
+double exactly(int) { return 1; }
+double noise(std::mt19937& rng) { return 0.95 + 0.1 * double(rng() % 1000) / 1000; }
+
 TEST(StepCost, IsFoundFromTimes) {
   std::mt19937 rng(1);
   StepCostFit fit;
   EXPECT_EQ(fit.cost().us({.tokens = 100}), 0) << "nothing is known";
-  for (int i = 0; i < 400; ++i) {
-    const StepLoad load = draw(rng);
-    fit.add(load, kTruth.us(load));
-  }
+  add_steps(fit, 400, rng, exactly);
   expect_near(fit.cost(), kTruth, 0.01, rng);
 }
 
 TEST(StepCost, NoiseAndStallsDoNotBendIt) {
   std::mt19937 rng(2);
   StepCostFit fit;
-  for (int i = 0; i < 1000; ++i) {
-    const StepLoad load = draw(rng);
-    const double noise = 0.95 + 0.1 * double(rng() % 1000) / 1000;
-    fit.add(load, kTruth.us(load) * (rng() % 50 ? noise : 100));
-  }
+  add_steps(fit, 1000, rng, [&](int) {
+    const double usual = noise(rng);
+    return rng() % 50 ? usual : 100;
+  });
   expect_near(fit.cost(), kTruth, 0.15, rng);
 }
 
@@ -52,21 +59,17 @@ TEST(StepCost, NoiseAndStallsDoNotBendIt) {
 TEST(StepCost, StepsThatSeemToTakeNothingDoNotBendIt) {
   std::mt19937 rng(5);
   StepCostFit fit;
-  for (int i = 0; i < 1000; ++i) {
-    const StepLoad load = draw(rng);
-    const double noise = 0.95 + 0.1 * double(rng() % 1000) / 1000;
-    fit.add(load, kTruth.us(load) * (i < 8 || rng() % 50 ? noise : 0.01));
-  }
+  add_steps(fit, 1000, rng, [&](int i) {
+    const double usual = noise(rng);
+    return i < 8 || rng() % 50 ? usual : 0.01;
+  });
   expect_near(fit.cost(), kTruth, 0.15, rng);
 }
 
 TEST(StepCost, OneLongPrefillThatSeemsToTakeNothingIsOneOfMany) {
   std::mt19937 rng(6);
   StepCostFit fit;
-  for (int i = 0; i < 400; ++i) {
-    const StepLoad load = draw(rng);
-    fit.add(load, kTruth.us(load));
-  }
+  add_steps(fit, 400, rng, exactly);
   const StepLoad prefill{.tokens = 2048, .prefill_keys = int64_t(2048) * 2048};
   fit.add(prefill, 400);
   EXPECT_NEAR(fit.cost().us(prefill) / kTruth.us(prefill), 1, 0.15);
@@ -76,10 +79,7 @@ TEST(StepCost, OneLongPrefillThatSeemsToTakeNothingIsOneOfMany) {
 TEST(StepCost, AStallAtTheStartIsForgottenAtOnce) {
   std::mt19937 rng(7);
   StepCostFit fit;
-  for (int i = 0; i < 40; ++i) {
-    const StepLoad load = draw(rng);
-    fit.add(load, kTruth.us(load) * (i == 0 ? 100 : 1));
-  }
+  add_steps(fit, 40, rng, [](int i) { return i == 0 ? 100.0 : 1.0; });
   expect_near(fit.cost(), kTruth, 0.1, rng);
 }
 

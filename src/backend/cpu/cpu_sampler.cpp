@@ -20,6 +20,9 @@ TokenId argmax(std::span<const float> logits) {  // ties: the lowest id
   return TokenId(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+// Ids outside the vocabulary are refused where requests are read; here they name no logit.
+bool names_one(TokenId id, std::span<const float> logits) { return id >= 0 && size_t(id) < logits.size(); }
+
 // Doubles add these integers exactly.
 double whole_mass(float probability) {
   constexpr double kRound = 0x1.8p52;  // adding and subtracting it rounds to an integer
@@ -96,29 +99,28 @@ TokenId CpuSampler::choose(const SampleRow& row, std::span<float> logits, TokenI
   return greedy || logits[likeliest] == kInfinity ? likeliest : draw(row, likeliest, logits);
 }
 
-// Ids outside the vocabulary are refused where requests are read; here they name no logit.
 void CpuSampler::add_biases(const SampleRow& row, std::span<float> logits) const {
-  const auto known = [&](TokenId id) { return id >= 0 && size_t(id) < logits.size(); };
   for (const auto& [id, bias] : row.params->logit_bias) {
-    if (known(id)) logits[id] = sampling::sum(logits[id], bias);
+    if (names_one(id, logits)) logits[id] = sampling::sum(logits[id], bias);
   }
   if (row.output_index >= row.params->min_tokens) return;
   for (TokenId id : row.params->stop_token_ids) {
-    if (known(id)) logits[id] = -kInfinity;
+    if (names_one(id, logits)) logits[id] = -kInfinity;
   }
 }
 
 void CpuSampler::penalise(const SampleRow& row, std::span<float> logits, TokenId last) {
   const SamplingParams& p = *row.params;
   if (!p.has_penalties()) return;
+  const auto known = [last](TokenId token) { return is_pending(token) ? last : token; };
   for (size_t i = 0; i < row.tokens.size(); ++i) {
-    const TokenId id = is_pending(row.tokens[i]) ? last : row.tokens[i];
-    if (id < 0 || size_t(id) >= logits.size()) continue;  // of a row before that failed
+    const TokenId id = known(row.tokens[i]);
+    if (!names_one(id, logits)) continue;  // of a row before that failed
     counts_[id] = uint16_t(sampling::counted(counts_[id], i < size_t(row.num_prompt)));
   }
   for (const TokenId token : row.tokens) {
-    const TokenId id = is_pending(token) ? last : token;
-    if (id < 0 || size_t(id) >= logits.size()) continue;
+    const TokenId id = known(token);
+    if (!names_one(id, logits)) continue;
     const uint16_t count = std::exchange(counts_[id], 0);  // met again: 0, and nothing changes
     logits[id] =
         sampling::penalised(logits[id], count, p.repetition_penalty, p.frequency_penalty, p.presence_penalty);

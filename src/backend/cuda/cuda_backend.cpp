@@ -90,7 +90,7 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
   cuda_check(cudaDeviceSynchronize());  // what the constructors cleared
   if (options.launch.tune_gemms)
     made->forward_->tune({.cache_file = options.launch.gemm_cache}, made->compute_);
-  made->load_code();
+  made->load_code(config.fidelity.makes_base());
   made->forward_->warm_up(sizes.max_seqs, made->step_, made->results_, made->compute_);
   report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
   return made;
@@ -125,10 +125,9 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
 CudaBackend::~CudaBackend() { cuda_warn(cudaDeviceSynchronize()); }
 
 // Before the first step: what is loaded later makes a step wait (cuda_rehearsal.h).
-void CudaBackend::load_code() {
+void CudaBackend::load_code(bool makes_base) {
   const auto start = std::chrono::steady_clock::now();
   forward_->load_products(compute_);
-  const bool makes_base = sizes_.scratch_pairs > 0;
   if (makes_base) transitions_.load_code(step_, compute_);
   const auto rehearse = [this](const RehearsedStep& step) {
     submit(step.input());

@@ -38,7 +38,7 @@ class CudaBackend : public Backend {
   };
   CudaBackend(const Model& model, const EngineConfig& config, const CudaOptions& options, CudaWeights weights,
               const CudaSizes& sizes, int num_pages);
-  void load_code();
+  void load_code(bool makes_base);
   void sample(const StepInput& input, Flight& flight);
   void read_step(const Flight& flight);
 
