@@ -8,7 +8,7 @@
 // cuBLASLt), chain (both kernels for few rows in every way that they have, and a layer of the best, as links of
 // a chain with a norm ahead of each product, which is what a decode step has; half a minute), tile (many rows;
 // twice in turns, because the device gets slower as it gets hot), hot (the products of a layer of 8,192 rows,
-// seconds on end).
+// seconds on end), power (each way to compute one of them, on end: what its energy allows under the power cap).
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -424,8 +424,32 @@ class TileBench {
     }
   }
 
+  // Microseconds of every way to compute each product, fastest first; each runs for `kPowerSeconds` before.
+  void power() const {
+    for (const Shape& s : kLlamaLayer) {
+      const Library lt(s, kMostTileRows, workspace_.data());
+      std::vector<std::pair<double, std::string>> ways;
+      const auto add = [&](const std::string& name, const std::function<void(int, cudaStream_t)>& launch) {
+        const double us = time_graph(3, launch, 3).median_us;
+        const int replays = int(kPowerSeconds * 1e6 / (3 * us));
+        time_graph(3, launch, replays);
+        ways.emplace_back(time_graph(3, launch, replays).median_us, name);
+      };
+      for (int i = 0; i < lt.algorithms(); ++i)
+        add(std::to_string(i),
+            [&, i](int n, cudaStream_t t) { library(lt, i, s, kMostTileRows, weights(s, n), t); });
+      add("tile", [&](int n, cudaStream_t t) { tile(s, kMostTileRows, weights(s, n), t); });
+      std::ranges::sort(ways);
+      std::printf("power, %-8s", s.name);
+      for (const auto& [us, name] : ways) std::printf(" %s:%.0f", name.c_str(), us);
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+
  private:
   static constexpr int kMostTileRows = 8192, kWidth = 14336, kHidden = 4096, kHotLayers = 4;
+  static constexpr double kPowerSeconds = 0.12;
   static constexpr double kHotSeconds = 1.5;
 
   static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
@@ -488,7 +512,7 @@ void run_chain(const std::function<bool(const char*)>& wanted) {
 }
 
 void run_tile(const std::function<bool(const char*)>& wanted) {
-  if (!wanted("tile") && !wanted("hot")) return;
+  if (!wanted("tile") && !wanted("hot") && !wanted("power")) return;
   if (!has_tile_gemm(14336, 4096)) {
     std::printf("no tile kernel for this device\n");
     return;
@@ -496,6 +520,7 @@ void run_tile(const std::function<bool(const char*)>& wanted) {
   const TileBench bench;
   if (wanted("tile")) bench.table();
   if (wanted("hot")) bench.hot();
+  if (wanted("power")) bench.power();
 }
 
 void run(const std::function<bool(const char*)>& wanted) {
