@@ -55,7 +55,7 @@ struct EmbedArgs {
 };
 void launch_embed(const EmbedArgs& args, cudaStream_t stream);
 
-// out[i] = in[rows[i]]: the rows whose logits are needed, ahead of the LM head. Copies bits. Alias: none.
+// out[i] = in[rows[i]]: the rows whose logits are needed, from some place on. Copies bits. Alias: none.
 // A negative row (padding of a captured batch) leaves out[i] alone.
 struct GatherRowsArgs {
   const void* in = nullptr;       // [any][hidden]

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "backend/cuda/cuda_sizes.h"
 #include "support/backend_target.h"
 #include "support/elastic_runner.h"
 #include "support/golden_model.h"
@@ -278,6 +279,116 @@ TEST_P(CudaBackendTest, StoredPairsComeBackToOtherPages) {
   }
   idle_until(*device, loads, 4);
   EXPECT_EQ(decode_bits(*device, s, pages), decode_bits(*device, untouched, pages));
+}
+
+// Steps by how many of their rows are sampled: none, fewer than all, as many as logits are held at once and one
+// more, every one.
+struct SampledSteps {
+  std::vector<std::vector<float>> logprobs;  // [steps]
+  int none = 0, few = 0, most = 0, many = 0, all = 0;
+};
+
+// Texts in chunks of one row or more, each with the logprobs of some of its tokens; the end of a text is
+// sampled, too.
+class SampledSchedule {
+ public:
+  SampledSchedule(const EngineConfig& config, const ModelConfig& model, unsigned seed)
+      : limits_(config.scheduler),
+        most_(cuda_sizes(model, config, 1, config.kv.num_pages).logit_rows),
+        rng_(seed),
+        pages_(all_pages(config.kv.num_pages)) {
+    for (int i = 0; i < 24; ++i)
+      sequences_.push_back(driven(random_tokens(rng_, 10 + int(rng_() % 100), model.vocab)));
+  }
+
+  SampledSteps run(Backend& device) {
+    for (std::vector<DrivenSequence*> some = draw(); !some.empty(); some = draw()) step(device, some);
+    return std::move(steps_);
+  }
+
+ private:
+  std::vector<DrivenSequence*> draw() {
+    std::vector<DrivenSequence*> open;
+    for (DrivenSequence& s : sequences_)
+      if (s.num_computed < int(s.tokens.size())) open.push_back(&s);
+    std::shuffle(open.begin(), open.end(), rng_);
+    if (!open.empty()) open.resize(std::min(open.size(), size_t(1 + rng_() % unsigned(limits_.max_step_seqs))));
+    return open;
+  }
+
+  void step(Backend& device, std::span<DrivenSequence* const> some) {
+    const int quotas[] = {0, 1, 3, most_, most_ + 1, limits_.max_step_tokens};
+    int samples = quotas[steps_.logprobs.size() % std::size(quotas)], rows = 0;
+    DrivenStep step(pages_);
+    for (DrivenSequence* s : some) {
+      const int left = std::min(limits_.max_step_tokens - rows, int(s->tokens.size()) - s->num_computed);
+      if (left == 0) continue;
+      const int begin = s->num_computed, count = rng_() % 3 ? 1 + int(rng_() % unsigned(left)) : 1;
+      step.add(*s, count, 5);
+      rows += count;
+      std::vector<int> positions;
+      for (int p = begin; p < begin + count && p + 1 < int(s->tokens.size()); ++p) positions.push_back(p);
+      std::shuffle(positions.begin(), positions.end(), rng_);
+      positions.resize(std::min(positions.size(), size_t(samples)));
+      for (const int p : positions) step.want_target(*s, p, s->tokens[size_t(p) + 1], 2);
+      samples -= int(positions.size());
+    }
+    count(int(step.num_samples()), rows);
+    note(step.run(device));
+  }
+
+  void count(int samples, int rows) {
+    steps_.none += samples == 0;
+    steps_.few += samples > 0 && samples < std::min(rows, most_);
+    steps_.most += samples == most_ && samples < rows;
+    steps_.many += samples > most_ && samples < rows;
+    steps_.all += samples >= rows;
+  }
+  void note(const StepOutput& out) {
+    EXPECT_TRUE(out.invalid_chunks.empty());
+    std::vector<float>& logprobs = steps_.logprobs.emplace_back();
+    for (const SampledRow& row : out.rows) {
+      logprobs.push_back(row.logprobs->chosen.logprob);
+      for (const TokenLogprob& top : row.logprobs->top) logprobs.push_back(top.logprob);
+    }
+  }
+
+  SchedulerConfig limits_;
+  int most_;
+  std::mt19937 rng_;
+  std::vector<int32_t> pages_;
+  std::vector<DrivenSequence> sequences_;
+  SampledSteps steps_;
+};
+
+// Twice the largest difference of 40 runs on the host's stand-in, 0.065, and some.
+constexpr float kTargetError = 0.15f;
+
+// Of the last layer a step computes no more than its sample rows need.
+TEST_P(CudaBackendTest, AnyNumberOfSampleRowsFollowsTheCpuBackend) {
+  const unsigned seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  SCOPED_TRACE(seed);
+  SampledSteps all;
+  for (const int max_tokens : {96, 20, 6, 2}) {
+    SCOPED_TRACE(max_tokens);
+    EngineConfig config = config_of(KvPolicy::target_only);
+    config.kv.num_pages = 400;
+    config.scheduler.max_step_tokens = max_tokens;
+    config.scheduler.max_step_seqs = std::min(6, max_tokens / 2);
+    auto cpu = make_cpu_backend(*model_, config, {.threads = 2});
+    ASSERT_TRUE(cpu);
+    const auto follow = [&](Backend& device) {
+      return SampledSchedule(config, model_->config(), seed).run(device);
+    };
+    const SampledSteps want = follow(**cpu), got = follow(*target(*model_, config));
+    const Difference d = difference(want.logprobs, got.logprobs);
+    std::printf("%s, steps of %d tokens: logprobs differ from the CPU backend's by %.3f at most\n", GetParam(),
+                max_tokens, double(d.largest));
+    EXPECT_LT(d.largest, kTargetError);
+    all.none += got.none, all.few += got.few, all.most += got.most, all.many += got.many, all.all += got.all;
+  }
+  for (const int steps : {all.none, all.few, all.most, all.many, all.all}) EXPECT_GT(steps, 0);
 }
 
 // Sequences with penalties, more of them than a step has, whose counts are kept between steps: the same tokens

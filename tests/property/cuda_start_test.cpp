@@ -1,5 +1,5 @@
-// What the CUDA backend takes at its start and not in a step: the code of all kernels. On the host's stand-in
-// for the device, whose launchers note what they take.
+// What the CUDA backend takes at its start and not in a step: the code of all kernels; and what a step leaves
+// out. On the host's stand-in for the device, whose launchers note what they take.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -14,6 +14,7 @@
 #include "backend/cuda/pinned_pool.h"
 #include "elastickv/backend.h"
 #include "elastickv/engine.h"
+#include "support/backend_driver.h"
 #include "support/golden_model.h"
 #include "support/host_cuda.h"
 
@@ -172,6 +173,45 @@ TEST(CudaStart, PaddingMayGiveDecodesMoreRowsThanAStepHasTokens) {
     EXPECT_EQ(counts.widest, kMost);
     EXPECT_TRUE(loaded_code().contains("kv_write of many rows"));
   }
+}
+
+// Products and attention of a step of 64 rows with a model of one layer, whose rest is for the sample rows
+// alone.
+TEST(CudaStep, TheLastLayerComputesNoMoreThanItsSamplesNeed) {
+  Result<ModelConfig> config = builtin_model_config("tiny");
+  ASSERT_TRUE(config);
+  config->layers = 1;
+  const EngineConfig engine = pressed(KvPolicy::target_only);
+  auto backend = make_cuda_backend(Model::dummy(*config), engine, {});
+  ASSERT_TRUE(backend) << backend.error().message;
+  std::vector<int32_t> pages = all_pages(engine.kv.num_pages);
+  const auto taken = [&](int samples) {
+    DrivenSequence s = driven(std::vector<TokenId>(65, 1));
+    DrivenStep step(pages);
+    step.add(s, 64);
+    for (int i = 0; i < samples; ++i) step.want_target(s, i, 2, 0);
+    forget_code();
+    EXPECT_EQ(step.run(**backend).rows.size(), size_t(samples));
+    give_back(s, pages);
+    std::set<std::string> code = loaded_code();
+    std::erase_if(
+        code, [](const std::string& kernel) { return !kernel.starts_with("product") && kernel != "prefill"; });
+    return code;
+  };
+  const auto products = [](int rows, int head_rows) {
+    const std::string of_rows = " of " + std::to_string(rows) + " rows";
+    return std::set<std::string>{"prefill",
+                                 "product 0 of 64 rows",
+                                 "product 1" + of_rows,
+                                 "product 2" + of_rows,
+                                 "product 3" + of_rows,
+                                 "product 4 of " + std::to_string(head_rows) + " rows"};
+  };
+  EXPECT_EQ(taken(0), std::set<std::string>{"product 0 of 64 rows"});
+  EXPECT_EQ(taken(1), products(1, 1));
+  EXPECT_EQ(taken(16), products(16, 16)) << "as many as there is room for";
+  const std::set<std::string> more = taken(17);
+  EXPECT_TRUE(more.contains("product 1 of 64 rows") && !more.contains("product 1 of 32 rows"));
 }
 
 // The start's own steps fit the smallest limits, with each policy and each number format.

@@ -232,40 +232,62 @@ void CudaForward::launch(const Stream& stream) {
   first.x = std::exchange(first.residual, nullptr), first.num_rows = rows_;
   launch_rms_norm(first, stream.get());
   for (int layer = 0; layer < model_.layers; ++layer) {
-    attention_block(layer, stream);
-    mlp_block(layer, stream);
+    const bool last = layer + 1 == model_.layers;
+    write_kv(layer, stream);
+    if (last && sample_rows_.size == 0) return;  // nobody reads more than K and V
+    attend(layer, stream);
+    finish_layer(layer, last && only_samples_go_on() ? gather_samples(stream) : all_rows(), stream);
   }
   if (batch_ > 0) launch_logits(0, batch_, stream);
 }
 
-// In: normed_ = RMSNorm of the residual stream for this layer. Out: the residual stream has attention added,
-// normed_ is the input of the MLP.
-void CudaForward::attention_block(int layer, const Stream& stream) {
-  const CudaLayer& w = weights_.layers[size_t(layer)];
-  gemm_->multiply(kQkv, w.qkv.data(), normed_.data(), wide_.data(), rows_, stream.get());
-  write_kv(layer, stream);
+void CudaForward::attend(int layer, const Stream& stream) {
   const AttnArgs args = attention_args(layer);
   if (num_decodes_ > 0) launch_decode(args, path_, decode_, stream.get());
   prefill(args, stream);
-  multiply_and_norm(kOut, w.o, w.post_norm, stream);
 }
 
-// In: normed_ = input of the MLP. Out: the residual stream has it added, normed_ is the input of the next layer
-// or of the LM head.
-void CudaForward::mlp_block(int layer, const Stream& stream) {
+// Whether the rest of the last layer is for the sample rows alone: 2 of 8,192 in a step of prefill, whose other
+// rows are asked for K and V only. Never with padding, where every row counts as one.
+bool CudaForward::only_samples_go_on() const {
+  const size_t samples = sample_rows_.size;
+  return samples < size_t(rows_) && samples <= size_t(sizes_.logit_rows);
+}
+
+CudaForward::Attended CudaForward::all_rows() { return {attended_, residual_, rows_}; }
+
+// In the last layer: the queries have been read for the last time.
+CudaForward::Attended CudaForward::gather_samples(const Stream& stream) {
+  const auto gather = [&](const DeviceTensor& all, DeviceTensor& samples, int width) {
+    launch_gather_rows({.in = all.data(),
+                        .rows = sample_rows_.device,
+                        .out = samples.data(),
+                        .num_rows = int(sample_rows_.size),
+                        .hidden = width,
+                        .element = kElement},
+                       stream.get());
+  };
+  gather(attended_, q_, model_.q_rows());
+  gather(residual_, gathered_, model_.hidden);
+  return {q_, gathered_, int(sample_rows_.size)};
+}
+
+// Out: the residual stream has attention and MLP added, normed_ is the input of the next layer or of the LM
+// head, both for the rows of `attended`.
+void CudaForward::finish_layer(int layer, const Attended& attended, const Stream& stream) {
   const CudaLayer& w = weights_.layers[size_t(layer)];
-  gemm_->multiply_gated(kGateUp, w.gate_up.data(), normed_.data(), wide_.data(), attended_.data(), rows_,
-                        stream.get());
   const bool last = layer + 1 == model_.layers;
-  multiply_and_norm(kDown, w.down, last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm,
-                    stream);
-}
-
-// Adds the product of attended_ to the residual stream; normed_ is its norm.
-void CudaForward::multiply_and_norm(Product product, const DeviceTensor& w, const DeviceTensor& norm,
-                                    const Stream& stream) {
-  gemm_->multiply_normed(product, w.data(), attended_.data(), delta_.data(), norm_args(norm), rows_,
-                         stream.get());
+  const auto add_product = [&](Product product, const DeviceTensor& matrix, const DeviceTensor& x,
+                               const DeviceTensor& norm) {
+    RmsNormArgs args = norm_args(norm);
+    args.residual = attended.residual.data();
+    gemm_->multiply_normed(product, matrix.data(), x.data(), delta_.data(), args, attended.rows, stream.get());
+  };
+  add_product(kOut, w.o, attended.out, w.post_norm);
+  gemm_->multiply_gated(kGateUp, w.gate_up.data(), normed_.data(), wide_.data(), attended_.data(),
+                        attended.rows, stream.get());
+  add_product(kDown, w.down, attended_,
+              last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm);
 }
 
 // Of the residual stream, into normed_.
@@ -278,8 +300,10 @@ RmsNormArgs CudaForward::norm_args(const DeviceTensor& weight) const {
           .element = kElement};
 }
 
+// In: normed_ = RMSNorm of the residual stream for this layer. Out: K and V in the pool, q_.
 void CudaForward::write_kv(int layer, const Stream& stream) {
   const CudaLayer& w = weights_.layers[size_t(layer)];
+  gemm_->multiply(kQkv, w.qkv.data(), normed_.data(), wide_.data(), rows_, stream.get());
   launch_kv_write({.qkv = wide_.data(),
                    .bias = w.qkv_bias.data(),
                    .q_norm = w.q_norm.data(),
@@ -310,15 +334,20 @@ const float* CudaForward::logits(int first, int count, const Stream& stream) {
   return logits_.data();
 }
 
+// Where only samples have gone on, normed_ has nothing else.
 void CudaForward::launch_logits(int first, int count, const Stream& stream) {
-  launch_gather_rows({.in = normed_.data(),
-                      .rows = sample_rows_.device + first,
-                      .out = gathered_.data(),
-                      .num_rows = count,
-                      .hidden = model_.hidden,
-                      .element = kElement},
-                     stream.get());
-  gemm_->multiply(kHead, weights_.lm_head(), gathered_.data(), logits_.data(), count, stream.get());
+  const bool gathers = !only_samples_go_on();
+  EKV_CHECK(gathers || first == 0, "so few samples are asked for at once");
+  if (gathers)
+    launch_gather_rows({.in = normed_.data(),
+                        .rows = sample_rows_.device + first,
+                        .out = gathered_.data(),
+                        .num_rows = count,
+                        .hidden = model_.hidden,
+                        .element = kElement},
+                       stream.get());
+  gemm_->multiply(kHead, weights_.lm_head(), gathers ? gathered_.data() : normed_.data(), logits_.data(), count,
+                  stream.get());
 }
 
 }  // namespace ekv

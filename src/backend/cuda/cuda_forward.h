@@ -45,7 +45,7 @@ class CudaForward {
 
   // Before the step's upload and download: the first places of both.
   void pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags);
-  // Writes K and V of all rows and leaves the hidden state of every row.
+  // Writes K and V of all rows and leaves the hidden state of the sample rows.
   void run(const Stream& stream);
   // Logits of `count` of the step's sample rows, fp32, CudaSizes::logit_stride apart; until the next call.
   const float* logits(int first, int count, const Stream& stream);
@@ -60,6 +60,12 @@ class CudaForward {
   struct PrefillGroup {
     int first = 0, count = 0;
     int base_pairs = 0;
+  };
+  // What the rest of a layer goes on with after its attention.
+  struct Attended {
+    const DeviceTensor& out;  // [rows][q_rows] of the attention
+    DeviceTensor& residual;   // [rows][hidden] the residual stream
+    int rows = 0;
   };
 
   CudaForward(const ModelConfig& model, const EngineConfig& config, const CudaOptions& options,
@@ -80,11 +86,12 @@ class CudaForward {
   void prefill(const AttnArgs& args, const Stream& stream);
   AttnArgs attention_args(int layer) const;
   AttnArgs group_args(AttnArgs args, const PrefillGroup& group) const;
-  void attention_block(int layer, const Stream& stream);
-  void mlp_block(int layer, const Stream& stream);
   void write_kv(int layer, const Stream& stream);
-  void multiply_and_norm(Product product, const DeviceTensor& w, const DeviceTensor& norm,
-                         const Stream& stream);
+  void attend(int layer, const Stream& stream);
+  bool only_samples_go_on() const;
+  Attended all_rows();
+  Attended gather_samples(const Stream& stream);
+  void finish_layer(int layer, const Attended& attended, const Stream& stream);
   RmsNormArgs norm_args(const DeviceTensor& weight) const;
 
   const ModelConfig model_;
@@ -99,9 +106,9 @@ class CudaForward {
 
   DeviceTensor residual_, normed_, delta_;  // [rows][hidden]
   DeviceTensor wide_;                       // [rows][q, k, v or gate, up]
-  DeviceTensor q_;                          // [rows][q_rows]
+  DeviceTensor q_;                          // [rows][q_rows]; gather_samples() uses it again
   DeviceTensor attended_;                   // [rows][q_rows or intermediate]
-  DeviceTensor gathered_;                   // [logit rows][hidden]
+  DeviceTensor gathered_;                   // [logit rows][hidden] of sample rows
   DeviceBuffer<float> logits_;              // [logit rows][logit_stride]
   DeviceBuffer<uint8_t> decode_memory_, prefill_memory_;
   DecodeWorkspace decode_;

@@ -41,7 +41,7 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
 }
 
 // In the order of Product. Each has a norm on both sides as in a step, or on one; none the LM head, whose
-// neighbours are not launched programmatically.
+// neighbours in a step of decodes are not launched programmatically.
 std::vector<GemmOperands> CudaForward::gemm_operands() {
   // The norm must not change normed_, which is an x.
   RmsNormArgs norm = norm_args(weights_.final_norm);
