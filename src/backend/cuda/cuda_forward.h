@@ -73,6 +73,7 @@ class CudaForward {
   void make_workspaces(int num_ctas);
   std::vector<GemmShape> gemm_shapes() const;
   std::vector<GemmOperands> gemm_operands();
+  void fill_with_activations(DeviceTensor& x, const Stream& stream);
   int batch_of_decodes(const StepInput& input) const;
   void pack_rows(const StepInput& input, StepMemory& step);
   void pack_table(const BlockTableView& table);

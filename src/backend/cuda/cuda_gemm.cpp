@@ -92,13 +92,20 @@ std::string device_name() {
   return fmt::format("{}, driver {}, cuBLASLt {}", properties.name, driver, cublasLtGetVersion());
 }
 
-// The order in which forms are tuned while time is left: the most usual batches first, then all others of
-// steps of decodes, then some of prefill. -1: not tuned; few steps have it.
-int tuning_turn(int rows) {
+// Above this power binds, not memory: a sample is then a mean over what the device's control of it needs to
+// settle.
+constexpr int kFewRows = 512;
+constexpr double kSettlingUs = 30'000;
+
+// The order in which forms are tuned while time is left: the most usual batches and the largest, which most
+// steps of prefill have, then all others of steps of decodes and some of prefill. -1: not tuned; few steps have
+// it.
+int tuning_turn(const Form& form) {
   constexpr std::array kFirst{1, 8, 16, 32, 64, 2, 4, 24, 48, 128, 256, 2048, 512, 1024, 4096, 8192};
-  const auto at = std::ranges::find(kFirst, rows);
+  if (form.rows == row_bucket(form.shape.max_rows)) return 0;
+  const auto at = std::ranges::find(kFirst, form.rows);
   if (at != kFirst.end()) return int(at - kFirst.begin());
-  return rows <= 512 && decode_bucket(rows) == rows ? rows + int(kFirst.size()) : -1;
+  return form.rows <= kFewRows && decode_bucket(form.rows) == form.rows ? form.rows + int(kFirst.size()) : -1;
 }
 
 class CublasGemm : public CudaGemm {
@@ -282,13 +289,19 @@ class CublasGemm : public CudaGemm {
 
   GemmChoice fastest(const Form& form, const GemmOperands& operands, cudaStream_t stream) {
     const std::vector<GemmChoice> choices = candidates(form);
-    const int launches = form.rows > 512 ? 2 : std::min(kLaunches, std::max(2, int(operands.weights.size())));
+    const bool few = form.rows <= kFewRows;
+    const int launches = few ? std::min(kLaunches, std::max(2, int(operands.weights.size()))) : 2;
+    double fastest_us = std::numeric_limits<double>::infinity();
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
         if (operands.ahead) operands.ahead(form.rows, stream);
         return launch(form, choices[i], places(operands, n, form.rows), stream) == CUBLAS_STATUS_SUCCESS;
       };
-      return time_launches(one, launches, exact ? 5 : 2, stream);
+      const int settling = few ? 0 : int(std::min(kSettlingUs / (launches * fastest_us), 200.0));
+      if (exact) return time_launches(one, launches, std::max(5, settling), stream);
+      const double us = time_launches(one, launches, 2, stream);
+      fastest_us = std::min(fastest_us, us);
+      return us;
     };
     return choices.empty() ? form.chosen : choices[choose_candidate(choices.size(), time_us)];
   }
@@ -309,7 +322,7 @@ class CublasGemm : public CudaGemm {
 // A number of rows that is not timed is computed by the kernel for many rows where the nearest ones that are,
 // below and above, turned out to be. Forms ascend in rows.
 void follow_neighbours(std::vector<Form>& forms) {
-  const auto timed = [](const Form& form) { return tuning_turn(form.rows) >= 0; };
+  const auto timed = [](const Form& form) { return tuning_turn(form) >= 0; };
   for (auto form = forms.begin(); form != forms.end(); ++form) {
     if (timed(*form) || !has_tile(*form)) continue;
     const auto below = std::find_if(std::make_reverse_iterator(form), forms.rend(), timed);
@@ -339,7 +352,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
       const auto at = known.find(form.key());
       const bool usable = at != known.end() && runs(form, at->second);
       if (usable) form.chosen = at->second, ++from_file;
-      if (!usable && tuning_turn(form.rows) >= 0) left.push_back({tuning_turn(form.rows), shape, &form});
+      if (!usable && tuning_turn(form) >= 0) left.push_back({tuning_turn(form), shape, &form});
     }
   std::ranges::stable_sort(left, {}, &ToTune::turn);
   double next_report_s = 2;
