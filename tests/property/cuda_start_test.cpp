@@ -24,12 +24,13 @@ namespace {
 struct Counts : EngineListener {
   void on_event(SeqEvent event) override { ended += event.finish == FinishReason::length; }
   void on_step(const StepRecord& r) override {
-    demoted += r.demoted_pairs, promoted += r.promoted_pairs, backups += r.backups_begun;
+    demoted += r.demoted_pairs, promoted += r.promoted_pairs;
+    backups += r.backups_begun, loads += r.loads_begun;
     widest = std::max(widest, r.num_prefill_tokens + r.num_decode_tokens);
     general |= r.path == KvPath::general;
   }
   int ended = 0, widest = 0;
-  int64_t demoted = 0, promoted = 0, backups = 0;
+  int64_t demoted = 0, promoted = 0, backups = 0, loads = 0;
   bool general = false;
 };
 
@@ -120,6 +121,19 @@ TEST(CudaStart, NoStepLoadsCode) {
   EXPECT_EQ(late(backed, 100), Nothing{});
   EXPECT_GT(counts.backups, 0);
   EXPECT_TRUE(counts.general);
+}
+
+// Low bytes and loaded pairs come up beside a step, never ahead of what it waits for.
+TEST(CudaStep, NoCopyToTheDeviceOvertakesWhatAStepUploads) {
+  const auto model = load_golden("tiny-llama");
+  ASSERT_TRUE(model);
+  for (const KvPolicy policy : {KvPolicy::elastic, KvPolicy::exact_offload}) {
+    SCOPED_TRACE(std::string(name_of(policy)));
+    Counts counts;
+    late_code(*model, pressed(policy), {}, 100, mixed_load(model->config().vocab), counts);
+    EXPECT_GT(counts.promoted + counts.loads, 0);
+  }
+  EXPECT_EQ(overtaken_uploads(), 0);
 }
 
 TEST(CudaStart, HostMemoryThatCannotBeLockedIsAnErrorWithTheFlag) {

@@ -31,6 +31,7 @@ struct HostStream;
 // One cudaEventRecord.
 struct Mark {
   HostStream* stream = nullptr;
+  int uploads = 0;  // of the stream until then
   bool reached = false;
   int queries_left = kQueriesUntilDone;
   void reach();
@@ -47,6 +48,8 @@ struct HostStream {
   std::deque<Work> work;
   std::unique_ptr<Works> captured;  // work goes here while it is there
   bool eager = false;
+  int uploads = 0;                   // copies to the device that were enqueued
+  std::shared_ptr<Mark> waited_for;  // last
   void run_one() {
     const Work next = std::move(work.front());
     work.pop_front();
@@ -68,6 +71,7 @@ int until_draw = 0;
 bool lost = false;  // see lose_context()
 std::set<std::string> code;
 bool refuses_to_lock = false;
+int overtaken = 0;
 std::map<const char*, size_t>
     known;  // memory of the device, and page-locked memory: what asynchronous copies take
 
@@ -129,6 +133,16 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work, std::shared
   return cudaSuccess;
 }
 
+// One engine copies to a device, in the order in which streams come to their copies: what a stream enqueues
+// behind an event may come after what another stream enqueues behind the same event.
+void note_upload(cudaMemcpyKind kind, cudaStream_t stream) {
+  if (kind != cudaMemcpyHostToDevice) return;
+  const HostStream* own = host_stream(stream);
+  ++host_stream(stream)->uploads;
+  if (const auto& mark = own->waited_for; mark && mark->stream != own)
+    overtaken += mark->stream->uploads > mark->uploads;
+}
+
 }  // namespace
 
 void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enqueue(stream, std::move(work)); }
@@ -136,6 +150,8 @@ void ekv::test::enqueue(cudaStream_t stream, std::function<void()> work) { ::enq
 void ekv::test::note_code(const std::string& kernel) { code.insert(kernel); }
 const std::set<std::string>& ekv::test::loaded_code() { return code; }
 void ekv::test::forget_code() { code.clear(); }
+
+int ekv::test::overtaken_uploads() { return overtaken; }
 
 void ekv::test::refuse_to_lock(bool refuse) { refuses_to_lock = refuse; }
 
@@ -192,6 +208,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (lost || !host_event(event)->last) return done();
+  host_stream(stream)->waited_for = host_event(event)->last;
   return enqueue(
       stream, [] {}, host_event(event)->last);
 }
@@ -203,7 +220,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete host_event(event), done(); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   not_captured(stream);
-  auto mark = std::make_shared<Mark>(host_stream(stream));
+  auto mark = std::make_shared<Mark>(host_stream(stream), host_stream(stream)->uploads);
   host_event(event)->last = mark;
   return enqueue(stream, [mark] { mark->reached = true; });
 }
@@ -225,12 +242,15 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   expect_known(to, bytes), expect_known(from, bytes);
+  note_upload(kind, stream);
   return enqueue(stream, [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                              size_t height, cudaMemcpyKind, cudaStream_t stream) {
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  note_upload(kind, stream);
   expect_known(to, to_pitch * (height - 1) + width), expect_known(from, from_pitch * (height - 1) + width);
   return enqueue(stream, [=] {
     for (size_t row = 0; row < height; ++row)

@@ -17,6 +17,10 @@ void note_code(const std::string& kernel);
 const std::set<std::string>& loaded_code();
 void forget_code();  // as in a new process
 
+// Copies to the device that another stream enqueued behind an event after which its own stream still copied
+// some: those may have waited for them.
+int overtaken_uploads();
+
 // While true, cudaHostRegister has no memory to lock.
 void refuse_to_lock(bool refuse);
 

@@ -156,7 +156,10 @@ void CudaBackend::submit(const StepInput& input) {
     sampler_.pack(input.sample_rows, step_, results_, flight.samples, compute_);
   }
   transitions_.pack(input, step_);
+  // All that goes up does so before the event that low bytes wait for on their way back: behind those, in the
+  // one engine that copies to the device, it would come milliseconds late.
   step_.upload(compute_);
+  if (flight.num_chunks > 0) forward_->upload(compute_);
   transitions_.change_fidelity(input, compute_);
   if (flight.num_chunks > 0) {
     forward_->run(compute_);

@@ -135,7 +135,7 @@ void CudaForward::pack_table(const BlockTableView& table) {
   table_pairs_ = batch_ > 0 ? sizes_.max_pairs : table.max_pairs;
 }
 
-void CudaForward::upload_table(const Stream& stream) {
+void CudaForward::upload(const Stream& stream) {
   if (table_.size == 0) return;
   constexpr size_t kEntry = sizeof(PairEntry);
   const size_t width = size_t(table_width_) * kEntry;
@@ -209,7 +209,6 @@ void CudaForward::prefill(const AttnArgs& args, const Stream& stream) {
 }
 
 void CudaForward::run(const Stream& stream) {
-  upload_table(stream);
   if (batch_ == 0) return launch(stream);
   graphs_.run({batch_, path_}, stream, [&] { launch(stream); });
 }

@@ -45,6 +45,8 @@ class CudaForward {
 
   // Before the step's upload and download: the first places of both.
   void pack(const StepInput& input, StepMemory& step, StepMemory& results, ChunkFlags& flags);
+  // Block tables, which are not in `step`.
+  void upload(const Stream& stream);
   // Writes K and V of all rows and leaves the hidden state of the sample rows.
   void run(const Stream& stream);
   // Logits of `count` of the step's sample rows, fp32, CudaSizes::logit_stride apart; until the next call.
@@ -79,7 +81,6 @@ class CudaForward {
   void pack_table(const BlockTableView& table);
   void pack_flags(StepMemory& results);
   void find_paths(const StepInput& input);
-  void upload_table(const Stream& stream);
   void launch(const Stream& stream);
   void launch_logits(int first, int count, const Stream& stream);
   void add_prefill(int chunk, int base_pairs);
