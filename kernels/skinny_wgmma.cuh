@@ -290,89 +290,120 @@ __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int
   }
 }
 
-// The sums of four neighbouring rows of W over the parts, which are all asked for before the first is added.
-__device__ __forceinline__ float4 add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  float4* const at = reinterpret_cast<float4*>(sums);
-  if (p.a.split == 1) return *at;
-  float4 of_part[kMaxSkinnySplit]{};
-#pragma unroll
-  for (int n = 0; n < kMaxSkinnySplit; ++n)
-    if (n < p.a.split) of_part[n] = *shared_of(n * p.columns + part.column, at);
-  float4 sum = of_part[0];
-#pragma unroll
-  for (int n = 1; n < kMaxSkinnySplit; ++n)
-    if (n < p.a.split)
-      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
-  return sum;
-}
-
 __device__ __forceinline__ float gate_skinny(float gate, float up) {
   return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
 }
 
-// Each CTA of the cluster finishes its share of the outputs, four at a time. `sums`: of this part.
+// The CTA's share of the outputs, four at a time. A thread has the same four of every row that is its own.
+//
+// What another CTA holds comes over the network of the cluster, which takes long to answer: the sums of several
+// rows are asked for before the first are added.
+template <int kRows, int kSplit, bool kGated>
 class SkinnyShare {
  public:
+  // `sums`: of this part.
   __device__ SkinnyShare(const SkinnyParams& p, const SkinnyPart& part, float* sums)
       : p_(p),
-        part_(part),
-        sums_(sums),
-        outputs_(skinny_outputs(p.a) / p.a.split),
-        quads_(outputs_ / 4),
-        count_(p.a.rows * quads_) {}
+        first_row_(int(threadIdx.x) / kQuads),
+        output_(part.first_output + part.part * kOutputs + int(threadIdx.x) % kQuads * 4) {
+    float* const own = sums + first_row_ * kSkinnyPitch + (output_ - part.first_output);
+#pragma unroll
+    for (int n = 0; n < kSplit; ++n)
+      from_[n] = n == part.part ? own : shared_of(n * p.columns + part.column, own);
+  }
 
-  // Of a part that is all of the inputs.
+  // Every sum that a thread has asked for goes into an output that it stores: none is still on its way from
+  // another CTA when the thread returns.
   __device__ void finish() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads) store_at(i, result(at(i)));
-  }
-  // Results take the place of this part's sums, which nobody else reads.
-  __device__ void add() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
-      *reinterpret_cast<float4*>(at(i)) = result(at(i));
-  }
-  // What the same thread has added.
-  __device__ void store() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
-      store_at(i, *reinterpret_cast<const float4*>(at(i)));
+    if (output_ >= p_.a.outputs) return;
+#pragma unroll 1
+    for (int first = 0; first_row_ + first < p_.a.rows; first += kAtOnce * kRowStep) {
+      Sums sums[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (exists(first, i)) ask(first + i * kRowStep, sums[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (exists(first, i)) store_skinny(p_, first_row_ + first + i * kRowStep, output_, result(sums[i]));
+    }
   }
 
  private:
-  __device__ int output(int i) const { return part_.part * outputs_ + i % quads_ * 4; }
-  __device__ float* at(int i) const { return sums_ + i / quads_ * kSkinnyPitch + output(i); }
-  __device__ void store_at(int i, float4 sum) const {
-    store_skinny(p_, i / quads_, part_.first_output + output(i), sum);
+  static constexpr int kOutputs = (kGated ? kSkinnyHalf : kWgmmaOutputs) / kSplit, kQuads = kOutputs / 4;
+  static constexpr int kRowStep = kSkinnyThreads / kQuads;  // between the rows of a thread
+  static_assert(kSkinnyThreads % kQuads == 0);
+  static constexpr int kHalves = kGated ? kSkinnyHalves : 1;
+  static constexpr int kItems = ceil_div(kRows, kRowStep);     // rows of a thread
+  static constexpr int kMostAtOnce = 16 / (kSplit * kHalves);  // 64 registers
+  static constexpr int kTurns = ceil_div(kItems, kMostAtOnce);
+  static constexpr int kAtOnce = ceil_div(kItems, kTurns);
+  using Sums = float4[kHalves][kSplit];
+
+  __device__ bool exists(int first, int i) const { return first_row_ + first + i * kRowStep < p_.a.rows; }
+  // `row`: counted from the thread's first.
+  __device__ void ask(int row, Sums& sums) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int n = 0; n < kSplit; ++n)
+        sums[half][n] = *reinterpret_cast<const float4*>(from_[n] + row * kSkinnyPitch + half * kSkinnyHalf);
   }
-  __device__ float4 result(float* sums) const {
-    float4 sum = add_skinny_parts(p_, part_, sums);
-    if (!p_.a.gated) return sum;
-    const float4 up = add_skinny_parts(p_, part_, sums + kSkinnyHalf);
-    return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
-            gate_skinny(sum.w, up.w)};
+  // In the order of the parts.
+  __device__ static float4 added(const float4 (&of_part)[kSplit]) {
+    float4 sum = of_part[0];
+#pragma unroll
+    for (int n = 1; n < kSplit; ++n)
+      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
+    return sum;
+  }
+  __device__ static float4 result(const Sums& sums) {
+    const float4 sum = added(sums[0]);
+    if constexpr (kGated) {
+      const float4 up = added(sums[1]);
+      return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
+              gate_skinny(sum.w, up.w)};
+    }
+    return sum;
   }
 
   const SkinnyParams& p_;
-  const SkinnyPart& part_;
-  float* sums_;
-  int outputs_, quads_, count_;
+  const int first_row_, output_;
+  const float* from_[kSplit];  // the thread's first sums, in each part
 };
 
-// After the sums of this part are in shared memory. A barrier of the cluster costs a fence of the device: there
-// is one where parts are added, and the second, which keeps a CTA from leaving while its sums are read, orders
-// no memory; all that a thread has read of others has been added by the time it comes there.
-__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  const SkinnyShare share(p, part, sums);
-  if (p.a.split == 1) {
-    __syncthreads();
-    share.finish();
-  } else {
-    cluster_barrier();
-    share.add();
+// After the sums of this part have been written to shared memory. A barrier of the cluster costs a fence of the
+// device: there is one where parts are added, and the second, which keeps a CTA from leaving while its sums are
+// read, orders no memory. The barrier of the CTA would not be needed where parts are added: without it
+// racecheck at times sees no order between a write and a read by a warp that had come to the cluster's barrier
+// before it.
+template <int kRows, int kSplit, bool kGated>
+__device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
+                                                    float* sums) {
+  const SkinnyShare<kRows, kSplit, kGated> share(p, part, sums);
+  __syncthreads();
+  if constexpr (kSplit > 1) cluster_barrier();
+  share.finish();
+  if constexpr (kSplit > 1) {
     __syncwarp();
     cluster_arrive_relaxed();
-    share.store();
-    __syncwarp();
     cluster_wait();
   }
+}
+template <int kRows, int kSplit>
+__device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
+                                                    float* sums) {
+  if (p.a.gated)
+    finish_skinny_split<kRows, kSplit, true>(p, part, sums);
+  else
+    finish_skinny_split<kRows, kSplit, false>(p, part, sums);
+}
+template <int kRows>
+__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  static_assert(kMaxSkinnySplit == 8);
+  if (p.a.split == 1) return finish_skinny_split<kRows, 1>(p, part, sums);
+  if (p.a.split == 2) return finish_skinny_split<kRows, 2>(p, part, sums);
+  if (p.a.split == 4) return finish_skinny_split<kRows, 4>(p, part, sums);
+  finish_skinny_split<kRows, 8>(p, part, sums);
 }
 
 // All threads of a CTA of a cluster of split * columns.
@@ -397,7 +428,7 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
     if (warp == kSkinnyRowsWarp && first_lane) rows.run();
   }
   __syncwarp();
-  finish_skinny(p, part, shared.sums());
+  finish_skinny<kRows>(p, part, shared.sums());
 }
 
 #endif
