@@ -31,7 +31,13 @@ constexpr int kSkinnyThreads = (kSkinnyRowsWarp + 1) * kWarpSize;
 constexpr int kSkinnyRowBytes = kWgmmaInputs * 2;                    // of a stage: the width of the swizzle
 constexpr int kSkinnyWeightBytes = kWgmmaOutputs * kSkinnyRowBytes;  // of a stage
 constexpr int kSkinnyHalf = 64, kSkinnyHalves = kWgmmaOutputs / kSkinnyHalf;  // rows of W of one wgmma
-constexpr int kSkinnyPitch = kWgmmaOutputs + 4;  // floats per row of sums: the 32 stores of a warp hit 32 banks
+
+// Where a sum is, in floats. Rows of a whole number of lines of 128 bytes, so that what a CTA reads of
+// another's row is no more lines than it must be; inside a line the 16-byte chunks are swapped by the row, so
+// that the 32 stores of a warp of SkinnySums hit 32 banks, and so do eight threads of SkinnyShare with 16 bytes
+// each.
+constexpr int skinny_swap(int row) { return (row & 6) * 4 ^ (row & 1) * 16; }
+constexpr int skinny_place(int row, int output) { return row * kWgmmaOutputs + (output ^ skinny_swap(row)); }
 
 // kRows: the width of wgmma, at least the rows of the product.
 template <int kRows>
@@ -51,9 +57,9 @@ struct SkinnyShared {
   // Without what the alignment adds at the end.
   static constexpr unsigned bytes() { return offsetof(SkinnyShared, x_empty) + sizeof(x_empty); }
 
-  // [row][kSkinnyPitch] of this part, in place of the stages when all have been read.
+  // At skinny_place(), of this part, in place of the stages when all have been read.
   __device__ float* sums() { return reinterpret_cast<float*>(w); }
-  static constexpr size_t kSumBytes = size_t(kRows) * kSkinnyPitch * sizeof(float);
+  static constexpr size_t kSumBytes = size_t(kRows) * kWgmmaOutputs * sizeof(float);
 };
 // Two CTAs on a multiprocessor of 228 KiB, of which each takes 1 KiB for the system.
 template <int kRows>
@@ -218,13 +224,14 @@ class SkinnySums {
     for (int block = 0; block < part_.blocks; ++block) add(block);
     named_sync(kSkinnyAllRead, kSkinnyGroup);  // the sums take the place of the stages
     float* const sums = shared_.sums();
+    // Eight outputs more, or one row more, change bits that the swapping changes, too; all else is added.
+    const int first = skinny_place(lane_ % 4 * 2, warp_ * 16 + lane_ / 4);
 #pragma unroll
     for (int half = 0; half < kSkinnyHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        const int row = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
-        const int output = half * kSkinnyHalf + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4;
-        sums[row * kSkinnyPitch + output] = sums_[half][i];
+        const int row = i / 4 * 8 + i % 2, output = half * kSkinnyHalf;
+        sums[row * kWgmmaOutputs + output + (first ^ i % 4 / 2 * 8 ^ skinny_swap(i % 2))] = sums_[half][i];
       }
   }
 
@@ -305,26 +312,27 @@ class SkinnyShare {
   __device__ SkinnyShare(const SkinnyParams& p, const SkinnyPart& part, float* sums)
       : p_(p),
         first_row_(int(threadIdx.x) / kQuads),
-        output_(part.first_output + part.part * kOutputs + int(threadIdx.x) % kQuads * 4) {
-    float* const own = sums + first_row_ * kSkinnyPitch + (output_ - part.first_output);
+        first_output_(part.first_output),
+        output_(part.part * kOutputs + int(threadIdx.x) % kQuads * 4) {
 #pragma unroll
     for (int n = 0; n < kSplit; ++n)
-      from_[n] = n == part.part ? own : shared_of(n * p.columns + part.column, own);
+      from_[n] = n == part.part ? sums : shared_of(n * p.columns + part.column, sums);
   }
 
   // Every sum that a thread has asked for goes into an output that it stores: none is still on its way from
   // another CTA when the thread returns.
   __device__ void finish() const {
-    if (output_ >= p_.a.outputs) return;
+    if (first_output_ + output_ >= p_.a.outputs) return;
 #pragma unroll 1
     for (int first = 0; first_row_ + first < p_.a.rows; first += kAtOnce * kRowStep) {
       Sums sums[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (exists(first, i)) ask(first + i * kRowStep, sums[i]);
+        if (row(first, i) < p_.a.rows) ask(row(first, i), sums[i]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (exists(first, i)) store_skinny(p_, first_row_ + first + i * kRowStep, output_, result(sums[i]));
+        if (row(first, i) < p_.a.rows)
+          store_skinny(p_, row(first, i), first_output_ + output_, result(sums[i]));
     }
   }
 
@@ -339,14 +347,14 @@ class SkinnyShare {
   static constexpr int kAtOnce = ceil_div(kItems, kTurns);
   using Sums = float4[kHalves][kSplit];
 
-  __device__ bool exists(int first, int i) const { return first_row_ + first + i * kRowStep < p_.a.rows; }
-  // `row`: counted from the thread's first.
+  __device__ int row(int first, int i) const { return first_row_ + first + i * kRowStep; }
   __device__ void ask(int row, Sums& sums) const {
+    const int place = skinny_place(row, output_);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int n = 0; n < kSplit; ++n)
-        sums[half][n] = *reinterpret_cast<const float4*>(from_[n] + row * kSkinnyPitch + half * kSkinnyHalf);
+        sums[half][n] = *reinterpret_cast<const float4*>(from_[n] + place + half * kSkinnyHalf);
   }
   // In the order of the parts.
   __device__ static float4 added(const float4 (&of_part)[kSplit]) {
@@ -367,8 +375,9 @@ class SkinnyShare {
   }
 
   const SkinnyParams& p_;
-  const int first_row_, output_;
-  const float* from_[kSplit];  // the thread's first sums, in each part
+  const int first_row_, first_output_,
+      output_;                 // the first of the thread; of the CTA; of the thread in the CTA
+  const float* from_[kSplit];  // sums of the parts
 };
 
 // After the sums of this part have been written to shared memory. A barrier of the cluster costs a fence of the
