@@ -32,7 +32,13 @@ constexpr int kSkinnyThreads = (kSkinnyRowsWarp + 1) * kWarpSize;
 constexpr int kSkinnyRowBytes = kWgmmaInputs * 2;                    // of a stage: the width of the swizzle
 constexpr int kSkinnyWeightBytes = kWgmmaOutputs * kSkinnyRowBytes;  // of a stage
 constexpr int kSkinnyHalf = 64, kSkinnyHalves = kWgmmaOutputs / kSkinnyHalf;  // rows of W of one wgmma
-constexpr int kSkinnyPitch = kWgmmaOutputs + 4;  // floats per row of sums: the 32 stores of a warp hit 32 banks
+
+// Where a sum is, in floats. Rows of a whole number of lines of 128 bytes, so that what a CTA reads of
+// another's row is no more lines than it must be; inside a line the 16-byte chunks are swapped by the row, so
+// that the 32 stores of a warp of SkinnySums hit 32 banks, and so do eight threads of SkinnyShare with 16 bytes
+// each.
+constexpr int skinny_swap(int row) { return (row & 6) * 4 ^ (row & 1) * 16; }
+constexpr int skinny_place(int row, int output) { return row * kWgmmaOutputs + (output ^ skinny_swap(row)); }
 
 // kRows: the width of wgmma, at least the rows of the product.
 template <int kRows>
@@ -52,9 +58,9 @@ struct SkinnyShared {
   // Without what the alignment adds at the end.
   static constexpr unsigned bytes() { return offsetof(SkinnyShared, x_empty) + sizeof(x_empty); }
 
-  // [row][kSkinnyPitch] of this part, in place of the stages when all have been read.
+  // At skinny_place(), of this part, in place of the stages when all have been read.
   __device__ float* sums() { return reinterpret_cast<float*>(w); }
-  static constexpr size_t kSumBytes = size_t(kRows) * kSkinnyPitch * sizeof(float);
+  static constexpr size_t kSumBytes = size_t(kRows) * kWgmmaOutputs * sizeof(float);
 };
 // Two CTAs on a multiprocessor of 228 KiB, of which each takes 1 KiB for the system.
 template <int kRows>
@@ -220,13 +226,14 @@ class SkinnySums {
     for (int block = 0; block < part_.blocks; ++block) add(block);
     named_sync(kSkinnyAllRead, kSkinnyGroup);  // the sums take the place of the stages
     float* const sums = shared_.sums();
+    // Eight outputs more, or one row more, change bits that the swapping changes, too; all else is added.
+    const int first = skinny_place(lane_ % 4 * 2, warp_ * 16 + lane_ / 4);
 #pragma unroll
     for (int half = 0; half < kSkinnyHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        const int row = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
-        const int output = half * kSkinnyHalf + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4;
-        sums[row * kSkinnyPitch + output] = sums_[half][i];
+        const int row = i / 4 * 8 + i % 2, output = half * kSkinnyHalf;
+        sums[row * kWgmmaOutputs + output + (first ^ i % 4 / 2 * 8 ^ skinny_swap(i % 2))] = sums_[half][i];
       }
   }
 
@@ -292,89 +299,122 @@ __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int
   }
 }
 
-// The sums of four neighbouring rows of W over the parts, which are all asked for before the first is added.
-__device__ __forceinline__ float4 add_skinny_parts(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  float4* const at = reinterpret_cast<float4*>(sums);
-  if (p.a.split == 1) return *at;
-  float4 of_part[kMaxSkinnySplit]{};
-#pragma unroll
-  for (int n = 0; n < kMaxSkinnySplit; ++n)
-    if (n < p.a.split) of_part[n] = *shared_of(n * p.columns + part.column, at);
-  float4 sum = of_part[0];
-#pragma unroll
-  for (int n = 1; n < kMaxSkinnySplit; ++n)
-    if (n < p.a.split)
-      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
-  return sum;
-}
-
 __device__ __forceinline__ float gate_skinny(float gate, float up) {
   return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
 }
 
-// Each CTA of the cluster finishes its share of the outputs, four at a time. `sums`: of this part.
+// The CTA's share of the outputs, four at a time. A thread has the same four of every row that is its own.
+//
+// What another CTA holds comes over the network of the cluster, which takes long to answer: the sums of several
+// rows are asked for before the first are added.
+template <int kRows, int kSplit, bool kGated>
 class SkinnyShare {
  public:
+  // `sums`: of this part.
   __device__ SkinnyShare(const SkinnyParams& p, const SkinnyPart& part, float* sums)
       : p_(p),
-        part_(part),
-        sums_(sums),
-        outputs_(skinny_outputs(p.a) / p.a.split),
-        quads_(outputs_ / 4),
-        count_(p.a.rows * quads_) {}
+        first_row_(int(threadIdx.x) / kQuads),
+        first_output_(part.first_output),
+        output_(part.part * kOutputs + int(threadIdx.x) % kQuads * 4) {
+#pragma unroll
+    for (int n = 0; n < kSplit; ++n)
+      from_[n] = n == part.part ? sums : shared_of(n * p.columns + part.column, sums);
+  }
 
-  // Of a part that is all of the inputs.
+  // Every sum that a thread has asked for goes into an output that it stores: none is still on its way from
+  // another CTA when the thread returns.
   __device__ void finish() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads) store_at(i, result(at(i)));
-  }
-  // Results take the place of this part's sums, which nobody else reads.
-  __device__ void add() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
-      *reinterpret_cast<float4*>(at(i)) = result(at(i));
-  }
-  // What the same thread has added.
-  __device__ void store() const {
-    for (int i = threadIdx.x; i < count_; i += kSkinnyThreads)
-      store_at(i, *reinterpret_cast<const float4*>(at(i)));
+    if (first_output_ + output_ >= p_.a.outputs) return;
+#pragma unroll 1
+    for (int first = 0; first_row_ + first < p_.a.rows; first += kAtOnce * kRowStep) {
+      Sums sums[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (row(first, i) < p_.a.rows) ask(row(first, i), sums[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (row(first, i) < p_.a.rows)
+          store_skinny(p_, row(first, i), first_output_ + output_, result(sums[i]));
+    }
   }
 
  private:
-  __device__ int output(int i) const { return part_.part * outputs_ + i % quads_ * 4; }
-  __device__ float* at(int i) const { return sums_ + i / quads_ * kSkinnyPitch + output(i); }
-  __device__ void store_at(int i, float4 sum) const {
-    store_skinny(p_, i / quads_, part_.first_output + output(i), sum);
+  static constexpr int kOutputs = (kGated ? kSkinnyHalf : kWgmmaOutputs) / kSplit, kQuads = kOutputs / 4;
+  static constexpr int kRowStep = kSkinnyThreads / kQuads;  // between the rows of a thread
+  static_assert(kSkinnyThreads % kQuads == 0);
+  static constexpr int kHalves = kGated ? kSkinnyHalves : 1;
+  static constexpr int kItems = ceil_div(kRows, kRowStep);     // rows of a thread
+  static constexpr int kMostAtOnce = 16 / (kSplit * kHalves);  // 64 registers
+  static constexpr int kTurns = ceil_div(kItems, kMostAtOnce);
+  static constexpr int kAtOnce = ceil_div(kItems, kTurns);
+  using Sums = float4[kHalves][kSplit];
+
+  __device__ int row(int first, int i) const { return first_row_ + first + i * kRowStep; }
+  __device__ void ask(int row, Sums& sums) const {
+    const int place = skinny_place(row, output_);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+      for (int n = 0; n < kSplit; ++n)
+        sums[half][n] = *reinterpret_cast<const float4*>(from_[n] + place + half * kSkinnyHalf);
   }
-  __device__ float4 result(float* sums) const {
-    float4 sum = add_skinny_parts(p_, part_, sums);
-    if (!p_.a.gated) return sum;
-    const float4 up = add_skinny_parts(p_, part_, sums + kSkinnyHalf);
-    return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
-            gate_skinny(sum.w, up.w)};
+  // In the order of the parts.
+  __device__ static float4 added(const float4 (&of_part)[kSplit]) {
+    float4 sum = of_part[0];
+#pragma unroll
+    for (int n = 1; n < kSplit; ++n)
+      sum.x += of_part[n].x, sum.y += of_part[n].y, sum.z += of_part[n].z, sum.w += of_part[n].w;
+    return sum;
+  }
+  __device__ static float4 result(const Sums& sums) {
+    const float4 sum = added(sums[0]);
+    if constexpr (kGated) {
+      const float4 up = added(sums[1]);
+      return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
+              gate_skinny(sum.w, up.w)};
+    }
+    return sum;
   }
 
   const SkinnyParams& p_;
-  const SkinnyPart& part_;
-  float* sums_;
-  int outputs_, quads_, count_;
+  const int first_row_, first_output_,
+      output_;                 // the first of the thread; of the CTA; of the thread in the CTA
+  const float* from_[kSplit];  // sums of the parts
 };
 
-// After the sums of this part are in shared memory. A barrier of the cluster costs a fence of the device: there
-// is one where parts are added, and the second, which keeps a CTA from leaving while its sums are read, orders
-// no memory; all that a thread has read of others has been added by the time it comes there.
-__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
-  const SkinnyShare share(p, part, sums);
-  if (p.a.split == 1) {
-    __syncthreads();
-    share.finish();
-  } else {
-    cluster_barrier();
-    share.add();
+// After the sums of this part have been written to shared memory. A barrier of the cluster costs a fence of the
+// device: there is one where parts are added, and the second, which keeps a CTA from leaving while its sums are
+// read, orders no memory. The barrier of the CTA would not be needed where parts are added: without it
+// racecheck at times sees no order between a write and a read by a warp that had come to the cluster's barrier
+// before it.
+template <int kRows, int kSplit, bool kGated>
+__device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
+                                                    float* sums) {
+  const SkinnyShare<kRows, kSplit, kGated> share(p, part, sums);
+  __syncthreads();
+  if constexpr (kSplit > 1) cluster_barrier();
+  share.finish();
+  if constexpr (kSplit > 1) {
     __syncwarp();
     cluster_arrive_relaxed();
-    share.store();
-    __syncwarp();
     cluster_wait();
   }
+}
+template <int kRows, int kSplit>
+__device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
+                                                    float* sums) {
+  if (p.a.gated)
+    finish_skinny_split<kRows, kSplit, true>(p, part, sums);
+  else
+    finish_skinny_split<kRows, kSplit, false>(p, part, sums);
+}
+template <int kRows>
+__device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
+  static_assert(kMaxSkinnySplit == 8);
+  if (p.a.split == 1) return finish_skinny_split<kRows, 1>(p, part, sums);
+  if (p.a.split == 2) return finish_skinny_split<kRows, 2>(p, part, sums);
+  if (p.a.split == 4) return finish_skinny_split<kRows, 4>(p, part, sums);
+  finish_skinny_split<kRows, 8>(p, part, sums);
 }
 
 // All threads of a CTA of a cluster of split * columns.
@@ -399,7 +439,7 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
     if (warp == kSkinnyRowsWarp && first_lane) rows.run();
   }
   __syncwarp();
-  finish_skinny(p, part, shared.sums());
+  finish_skinny<kRows>(p, part, shared.sums());
 }
 
 #endif

@@ -203,7 +203,8 @@ void start_thread() {
   if (!t.committed.empty() || !t.open.empty()) undefined("a thread left with products under way");
   if (t.stores_open > 0 || !t.stores.empty()) undefined("a thread left before its stores had read");
   t.done = true;
-  --own_cta().threads_left;
+  Cta& c = own_cta();
+  if (--c.threads_left == 0) std::fill_n(c.shared, machine->shape.shared_bytes, std::byte(0xff));  // NaN
   yield();
 }
 

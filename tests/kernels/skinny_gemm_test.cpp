@@ -155,6 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Tails, SkinnyGemm,
                                          Product{64, 260, 712, false},   // four outputs at a time
                                          Product{12, 132, 200, true},    //
                                          Product{65, 131, 1096, true},   //
+                                         Product{97, 140, 584, false},   // goes that are not whole
                                          Product{128, 257, 520, true}),  // all rows
                          [](const auto& info) { return "case" + std::to_string(info.index); });
 INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
@@ -176,9 +177,9 @@ TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
 
 // What launch_silu_mul() makes of the plain product's rounded sums, within its error.
 TEST(SkinnyGemmGated, MatchesDefinition) {
-  for (const Product& c :
-       {Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true}, Product{23, 65, 1032, false, true},
-        Product{64, 200, 520, false, true}, Product{128, 131, 136, false, true}}) {
+  for (const Product& c : {Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true},
+                           Product{23, 65, 1032, false, true}, Product{64, 200, 520, false, true},
+                           Product{101, 68, 520, false, true}, Product{128, 131, 136, false, true}}) {
     Data d = whole_numbers(c, unsigned(c.rows));
     for (uint16_t& w : d.w) w = half_bits(half_value(w) / 32);  // sums are exact, gates not too large for fp16
     const Expected e = expected(c, d);
@@ -199,6 +200,14 @@ TEST(SkinnyGemmGated, MatchesDefinition) {
 TEST(SkinnyGemmRows, EveryNumber) {
   for (int rows = 1; rows <= kMaxSkinnyRows; ++rows) {
     expect_whole_numbers({rows, 1 + rows % 3 * 67, 136 + rows % 2 * 64, rows % 5 < 2}, unsigned(rows));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// Every split: a thread adds up the parts of some rows at a time, and not always as many the last time.
+TEST(SkinnyGemmRows, OfManyEverySplit) {
+  for (int rows = 33; rows <= kMaxSkinnyRows; rows += 5) {
+    expect_whole_numbers({rows, rows % 4 ? 30 + rows : 132, 520, rows % 3 == 0}, unsigned(rows));
     if (testing::Test::HasFatalFailure()) return;
   }
 }
