@@ -128,8 +128,8 @@ def main():
     parser.add_argument("--output", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--turns", type=int, default=2, help="http: runs of each kind; promote: bursts")
     parser.add_argument("--burst", type=int, default=20, help="promote: requests of a burst")
-    parser.add_argument("--restores", type=int, default=192, help="promote: pairs on their way back at a time; with so many copies "
-                        "last for a whole step, with the 64 that the program has by itself they end in the middle of one")
+    parser.add_argument("--restores", type=int, default=64, help="promote: pairs on their way back at a time; 64 is what the program "
+                        "has by itself, with 192 copies last for a whole step")
     parser.add_argument("--burst-ms", type=float, default=7000, help="promote: from one to the next")
     parser.add_argument("--flag", action="append", default=[], help="promote: another flag of replay")
     args = parser.parse_args()

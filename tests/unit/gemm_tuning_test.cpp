@@ -10,6 +10,7 @@
 
 #include "backend/cuda/gemm_cache.h"
 #include "backend/cuda/gemm_tuner.h"
+#include "backend/cuda/row_buckets.h"
 
 namespace ekv {
 namespace {
@@ -117,6 +118,20 @@ TEST(GemmTuner, ADriftOfTheClockDecidesNothing) {
   double clock = 1;
   const auto drifting = [&](size_t i, bool) { return (clock *= 1.002) * (i == 5 ? 9.0 : 10.0); };
   EXPECT_EQ(choose_candidate(8, drifting), 5u);
+}
+
+// What most steps have comes first: single sequences, and prefill as long as it may be. Every step of decodes
+// has its turn, other numbers only where they are usual.
+TEST(GemmTuner, TheMostUsualFormsComeFirst) {
+  EXPECT_EQ(tuning_turn(1, 8192), 0);
+  EXPECT_EQ(tuning_turn(8192, 8192), 0);
+  EXPECT_EQ(tuning_turn(2560, 2500), 0) << "the bucket of the largest";
+  EXPECT_LT(tuning_turn(64, 8192), tuning_turn(2048, 8192));
+  EXPECT_LT(tuning_turn(2048, 8192), tuning_turn(40, 8192));
+  for (int seqs = 1; seqs <= kFewTuningRows; ++seqs)
+    EXPECT_GE(tuning_turn(decode_bucket(seqs), 8192), 0) << seqs;
+  EXPECT_EQ(tuning_turn(2560, 8192), -1);
+  EXPECT_EQ(tuning_turn(12, 8192), -1) << "steps of 12 decodes have 16 rows";
 }
 
 }  // namespace

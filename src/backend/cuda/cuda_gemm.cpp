@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -95,6 +94,8 @@ ReadNext read_next_of(const Form& form, const GemmChoice& choice, const void* w)
   return {w, uint32_t(std::min(bytes / 16 * 16, size_t(kReadNextBytes)))};
 }
 
+int turn_of(const Form& form) { return tuning_turn(form.rows, form.shape.max_rows); }
+
 // What a choice is valid for.
 std::string device_name() {
   int device = 0, driver = 0;
@@ -103,22 +104,6 @@ std::string device_name() {
   cuda_check(cudaGetDeviceProperties(&properties, device));
   cuda_check(cudaDriverGetVersion(&driver));
   return fmt::format("{}, driver {}, cuBLASLt {}", properties.name, driver, cublasLtGetVersion());
-}
-
-// Above this power binds, not memory: a sample is then a mean over what the device's control of it needs to
-// settle.
-constexpr int kFewRows = 512;
-constexpr double kSettlingUs = 30'000;
-
-// The order in which forms are tuned while time is left: the most usual batches and the largest, which most
-// steps of prefill have, then all others of steps of decodes and some of prefill. -1: not tuned; few steps have
-// it.
-int tuning_turn(const Form& form) {
-  constexpr std::array kFirst{1, 8, 16, 32, 64, 2, 4, 24, 48, 128, 256, 2048, 512, 1024, 4096, 8192};
-  if (form.rows == row_bucket(form.shape.max_rows)) return 0;
-  const auto at = std::ranges::find(kFirst, form.rows);
-  if (at != kFirst.end()) return int(at - kFirst.begin());
-  return form.rows <= kFewRows && decode_bucket(form.rows) == form.rows ? form.rows + int(kFirst.size()) : -1;
 }
 
 class CublasGemm : public CudaGemm {
@@ -308,7 +293,7 @@ class CublasGemm : public CudaGemm {
 
   GemmChoice fastest(const Form& form, const GemmOperands& operands, cudaStream_t stream) {
     const std::vector<GemmChoice> choices = candidates(form);
-    const bool few = form.rows <= kFewRows;
+    const bool few = form.rows <= kFewTuningRows;
     const int launches = few ? std::min(kLaunches, std::max(2, int(operands.weights.size()))) : 2;
     double fastest_us = std::numeric_limits<double>::infinity();
     const auto time_us = [&](size_t i, bool exact) {
@@ -345,7 +330,7 @@ class CublasGemm : public CudaGemm {
 // A number of rows that is not timed is computed by the kernel for many rows where the nearest ones that are,
 // below and above, turned out to be. Forms ascend in rows.
 void follow_neighbours(std::vector<Form>& forms) {
-  const auto timed = [](const Form& form) { return tuning_turn(form) >= 0; };
+  const auto timed = [](const Form& form) { return turn_of(form) >= 0; };
   for (auto form = forms.begin(); form != forms.end(); ++form) {
     if (timed(*form) || !has_tile(*form)) continue;
     const auto below = std::find_if(std::make_reverse_iterator(form), forms.rend(), timed);
@@ -375,7 +360,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
       const auto at = known.find(form.key());
       const bool usable = at != known.end() && runs(form, at->second);
       if (usable) form.chosen = at->second, ++from_file;
-      if (!usable && tuning_turn(form) >= 0) left.push_back({tuning_turn(form), shape, &form});
+      if (!usable && turn_of(form) >= 0) left.push_back({turn_of(form), shape, &form});
     }
   std::ranges::stable_sort(left, {}, &ToTune::turn);
   double next_report_s = 2;

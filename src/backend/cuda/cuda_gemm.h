@@ -18,19 +18,11 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/row_buckets.h"
 #include "elastickv/base.h"
 #include "kernels/layer_ops.h"
 
 namespace ekv {
-
-// The least bucket that holds `rows`: a power of two up to 16, then a multiple of a sixteenth of the next power
-// of two, so that padding costs less than an eighth.
-constexpr int row_bucket(int rows) {
-  int power = 1;
-  while (power < rows) power *= 2;
-  const int step = power <= 16 ? power : power / 16;
-  return (rows + step - 1) / step * step;
-}
 
 // What is made of a product.
 enum class After : uint8_t {

@@ -2,22 +2,12 @@
 // cuda_sizes.h -- how much of everything the CUDA backend takes, from the model and the engine's settings
 // alone. The buffers are made to these sizes, and the KV pool gets what they leave.
 
+#include "backend/cuda/row_buckets.h"
 #include "elastickv/config.h"
 #include "elastickv/kv_jobs.h"
 #include "elastickv/model.h"
 
 namespace ekv {
-
-// The sequences that a step of decodes only is padded to: 1, 2, 4, then multiples of 8 and, above 128, of a
-// sixteenth of the next power of two. Each is a row_bucket(). Below 128 rows a step reads weights, and the
-// tensor cores take 8 rows at a time, so padding to 8 costs no time; above, it costs at most an eighth of the
-// products. 35 buckets up to 512.
-constexpr int decode_bucket(int seqs) {
-  int power = 1;
-  while (power < seqs) power *= 2;
-  const int step = power <= 4 ? power : power / 16 > 8 ? power / 16 : 8;
-  return (seqs + step - 1) / step * step;
-}
 
 struct CudaSizes {
   int max_rows = 0;       // tokens of a step; activations have room for row_bucket(max_rows)

@@ -1,9 +1,12 @@
 #include "backend/cuda/gemm_tuner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "backend/cuda/row_buckets.h"
 
 namespace ekv {
 namespace {
@@ -33,6 +36,14 @@ size_t choose_candidate(size_t count, const TimeCandidate& time_us) {
   }
   const auto best = std::ranges::min_element(others, {}, &Timed::us);
   return best != others.end() && std::isfinite(best->us) ? best->candidate : 0;
+}
+
+int tuning_turn(int rows, int max_rows) {
+  constexpr std::array kFirst{1, 8, 16, 32, 64, 2, 4, 24, 48, 128, 256, 2048, 512, 1024, 4096, 8192};
+  if (rows == row_bucket(max_rows)) return 0;
+  const auto at = std::ranges::find(kFirst, rows);
+  if (at != kFirst.end()) return int(at - kFirst.begin());
+  return rows <= kFewTuningRows && decode_bucket(rows) == rows ? rows + int(kFirst.size()) : -1;
 }
 
 }  // namespace ekv

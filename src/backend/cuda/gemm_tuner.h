@@ -15,4 +15,14 @@ using TimeCandidate = std::function<double(size_t i, bool exact)>;
 constexpr double kWinMargin = 0.02;
 size_t choose_candidate(size_t count, const TimeCandidate& time_us);
 
+// The order in which numbers of rows are tuned while time is left: the most usual batches and the largest,
+// which most steps of prefill have, then all others of steps of decodes and some of prefill. -1: not tuned; few
+// steps have it.
+int tuning_turn(int rows, int max_rows);
+
+// With more rows power binds, not memory: a sample is then a mean over what the device's control of it needs to
+// settle.
+constexpr int kFewTuningRows = 512;
+constexpr double kSettlingUs = 30'000;
+
 }  // namespace ekv
