@@ -32,7 +32,6 @@
 #include "elastickv/kv_layout.h"
 #include "elastickv/kv_path.h"
 #include "kernels/element.h"
-#include "kernels/read_next.h"
 
 namespace ekv {
 
@@ -52,7 +51,6 @@ struct AttnArgs {
   const PairEntry* tables = nullptr;
   const int32_t* q_start = nullptr;
   const int32_t* kv_len = nullptr;
-  ReadNext next{};  // decode asks for it when all that it reads itself is under way; prefill does not
 };
 
 // ---- decode: the sequences that have exactly one row. Others are left to prefill.

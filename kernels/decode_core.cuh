@@ -102,7 +102,6 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   EKV_CHECK(args.heads / s.kv_heads <= kHeadTiles * kHeadTile, "group larger than the kernel's");
   EKV_CHECK(w.heads == args.heads && w.kv_heads == s.kv_heads && w.head_dim == kHeadDim,
             "workspace of another model");
-  check_read_next(args.next);
   if (args.num_seqs == 0) return;
   const auto kernel = decode_kernel<kHeadDim, CursorOf<kPath>, FormatOf<kFormat>, kHeadTiles>;
   int device, limit, multiprocessors;

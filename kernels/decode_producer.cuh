@@ -3,7 +3,6 @@
 
 #include "kernels/base_expansion.cuh"
 #include "kernels/kv_cursor.cuh"
-#include "kernels/read_next.cuh"
 
 namespace ekv {
 
@@ -128,8 +127,6 @@ class Producer {
       const auto* words = reinterpret_cast<const int32_t*>(&share);
       produce_share(words[lane_ < kShareWords ? lane_ : 0], load_pair(&share.window[lane_]), task % heads);
     }
-    if (lane_ == 0) ask_for(p_.a.next);
-    __syncwarp();
     produce_end();
   }
 

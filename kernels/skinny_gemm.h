@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "kernels/element.h"
-#include "kernels/read_next.h"
 
 namespace ekv {
 
@@ -41,7 +40,6 @@ struct SkinnyGemmArgs {
   bool fp32_out = false;    // not with gated
   bool gated = false;       // where find_skinny_gated() says so
   int split = 1;            // one of find_skinny's
-  ReadNext next{};          // asked for when all of W is under way, with wgmma; without, not at all
 };
 
 // The splits that a product may have, the most promising first. Empty: these kernels do not do it (more rows,

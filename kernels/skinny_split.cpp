@@ -66,7 +66,6 @@ std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int out
 void check_skinny(const SkinnyGemmArgs& a, const SkinnyWay& way, const SkinnyDevice& device) {
   EKV_CHECK(a.rows >= 1 && a.rows <= most_rows(device, way.unit) && a.outputs >= 1,
             "rows or outputs out of range");
-  check_read_next(a.next);
   EKV_CHECK(a.inputs >= 8 && a.inputs % 8 == 0, "inputs must be a multiple of 8");
   EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
   EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");

@@ -18,7 +18,6 @@
 
 #include "elastickv/base.h"
 #include "kernels/device.cuh"
-#include "kernels/read_next.cuh"
 #include "kernels/skinny_split.h"
 #include "kernels/tensor_map.h"
 #include "kernels/wgmma.cuh"
@@ -138,7 +137,6 @@ class SkinnyWeights {
       mbarrier_wait(shared_address(&shared_.w_empty[place_.stage]), place_.phase ^ 1);
       load();
     }
-    ask_for(p_.a.next);
   }
 
  private:

@@ -100,7 +100,16 @@ chosen() {  # ROWS: which way tuning chose for each matrix
   echo "chosen (outputs inputs rows stride bits after):"
   grep -E "^[0-9]+ [0-9]+ ($1) " "$out/steps-gemm-cache.txt" | sed -E 's/cublas .*/cublas/'
 }
-export -f green latency one prompts chosen
+decodes() {  # SEQUENCES CONTEXT OUTPUT GOAL: the device's time of a step of decodes, which prefill is no part of
+  local log="$out/decodes.jsonl"
+  timeout --foreground 100 "$program" replay --model llama-3.1-8b --load-format dummy --device cuda --max-num-batched-tokens 8192 \
+    --no-enable-prefix-caching --kv-cache-memory-bytes 40G --gemm-cache "$out/steps-gemm-cache.txt" \
+    --synthetic "$1:$2:$3" --concurrency "$1" --step-log "$log" > "$out/decodes.log" 2>&1 || { tail -n 5 "$out/decodes.log" >&2; return 1; }
+  PYTHONPATH=bench python3 -c "import statistics, step_log
+steps = [s['device_us'] for s in step_log.read('$log')[0] if s['decode_tokens'] == $1 and not s['prefill_tokens']]
+print(f'$1 x $2 ($4): {statistics.median(steps) / 1000:.3f} ms, median of {len(steps)} steps of $2 to {$2 + $3} tokens')"
+}
+export -f green latency one prompts chosen decodes
 part_decode() {  # the smallest case first
   green "one tile" 30 skinny_gemm_test_cuda 'Tails/*/case0:Tails/*/case8' && green "products of few rows" 90 skinny_gemm_test_cuda '*' || return 1
   green "norms and activations" 60 layer_ops_test_cuda '*' && green "tuned products" 90 cuda_gemm_test_gpu '*' || return 1
@@ -119,16 +128,14 @@ part_prefill() {  # the smallest case first
   return $bad
 }
 part_steps() {
-  local bad=0 short long
+  local bad=0
   one "all of it (goal 4.40)" || bad=1
   grep -E "loaded|captured|matrix products|GPU memory" "$out/latency.log" | sed 's/^.* info //'
   chosen "1|64"
   one "one step at a time" --no-async-scheduling || bad=1
   one "no graphs" --enforce-eager || bad=1
   one "no tuning" --gemm-tuning off || bad=1
-  # Two lengths, so that prefill cancels out.
-  short=$(latency 3 64 1024 16) && long=$(latency 3 64 1024 144) &&
-    python3 -c "print(f'64 x 1K, all of it (goal 6.86): {($long - $short) / 128 * 1000:.3f} ms a token')" || bad=1
+  decodes 64 1024 160 "goal 6.86" || bad=1
   return $bad
 }
 

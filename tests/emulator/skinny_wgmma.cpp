@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
-#include <utility>
 #include <vector>
 
 namespace ekv {
@@ -17,19 +15,6 @@ unsigned next_seed = 1;  // another order in every launch, the same ones in ever
 
 size_t y_bytes(const SkinnyGemmArgs& a) {
   return (size_t(a.rows - 1) * size_t(a.out_stride) + size_t(a.outputs)) * (a.fp32_out ? 4 : 2);
-}
-
-// The grid has asked for every byte of the hint once, and for no other.
-void check_asked_for(const ReadNext& next) {
-  std::vector<std::span<const std::byte>> asked = std::exchange(emulator::asked_for, {});
-  std::ranges::sort(asked, {}, [](const auto& piece) { return piece.data(); });
-  auto at = static_cast<const std::byte*>(next.data);
-  for (const auto& piece : asked) {
-    EKV_CHECK(piece.data() == at && !piece.empty(), "a gap, or a byte twice");
-    EKV_CHECK(piece.size() % 16 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0, "the copy engine's sizes");
-    at += piece.size();
-  }
-  EKV_CHECK(at == static_cast<const std::byte*>(next.data) + next.bytes, "all of the hint, and no more");
 }
 
 template <int kRows>
@@ -58,7 +43,6 @@ void run_grid(const SkinnyGemmArgs& a, int columns) {
       skinny_wgmma<kRows>(p, *reinterpret_cast<SkinnyShared<kRows>*>(shared));
     });
   }
-  check_asked_for(a.next);
 }
 
 }  // namespace

@@ -178,26 +178,6 @@ TEST(AttentionGroups, OneTo16) {
   }
 }
 
-// What decode asks for on behalf of the kernel after it changes no bit.
-TEST(AttentionNext, ChangesNothing) {
-  if (!has_shares()) GTEST_SKIP() << "the plain twin asks for nothing";
-  const AttnCase c{"next", 128, 32, 8, {{1, 900, pair_range(3, 9)}, {1, 64}, {1, 0}, {1, 2000}}};
-  const BuiltCase b = build_case(c, 9);
-  AttnRun run;
-  run.repeats = 3;
-  for (const Path path : paths_of(c)) {
-    run.path = path, run.next_bytes = 0;
-    const AttnOutput want = run_attention(b.in, run);
-    expect_matches_definition(c, b, want);
-    for (const uint32_t bytes : {16u, 16u * 33, 16u * 4097, 8u << 20}) {
-      run.next_bytes = bytes;
-      const AttnOutput got = run_attention(b.in, run);
-      EXPECT_TRUE(got.repeats_equal);
-      EXPECT_EQ(got.out, want.out) << bytes << " bytes, path " << int(path);
-    }
-  }
-}
-
 TEST(AttentionDeterminism, TwentyRepeatsOnOnePlan) {
   AttnRun run;
   run.repeats = 20;

@@ -83,7 +83,7 @@ Expected expected(const Product& c, const Data& d) {
 
 // Rows of y are some elements longer than they need to be and there is one row too many; all of that stays
 // poisoned. Where outputs come in fours, so do the rows: then four are stored at once.
-std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& way, const ReadNext& next = {}) {
+std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& way) {
   // Poison behind x: what the kernel reads past its last row must not count.
   std::vector<uint16_t> x = d.x;
   x.resize(x.size() + 64, kPoison);
@@ -92,7 +92,7 @@ std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& w
   SkinnyGemmArgs a;
   a.w = d_w.data(), a.x = d_x.data(), a.y = d_y.data();
   a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.out_stride = stride;
-  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split, a.next = next;
+  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split;
   launch_skinny_way(a, way, nullptr);
 
   const std::vector<uint16_t> bits = d_y.host();
@@ -233,22 +233,6 @@ TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
         const std::vector<double> few = multiply(some, part, same);
         for (int i = 0; i < (rows > 2 ? rows - 1 : rows) * all.outputs; ++i)
           ASSERT_EQ(few[i], y[i]) << rows << " rows, " << name_of(same) << ", element " << i;
-      }
-    }
-  }
-}
-
-// On the emulated cluster the requests are held against the hint, too.
-TEST(SkinnyGemmNext, ChangesNothing) {
-  const DeviceVector<uint16_t> matrix(size_t(1) << 18, kPoison);
-  const uint32_t all = uint32_t(matrix.size() * sizeof(uint16_t));
-  for (const Product& c : {Product{9, 130, 1032, false}, Product{64, 200, 520, false, true}}) {
-    const Data d = c.gated ? whole_numbers(c, 7) : real_numbers(c, 7);
-    for (const SkinnyWay& way : ways(c)) {
-      const std::vector<double> want = multiply(c, d, way);
-      for (const uint32_t bytes : {uint32_t(16), uint32_t(16 * 33), uint32_t(16 * 4097), all}) {
-        const uint16_t* last = matrix.data() + (all - bytes) / sizeof(uint16_t);
-        ASSERT_EQ(multiply(c, d, way, {last, bytes}), want) << bytes << " bytes, " << name_of(way);
       }
     }
   }

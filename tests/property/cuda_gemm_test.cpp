@@ -55,12 +55,9 @@ class CudaGemmTest : public testing::Test {
       d_residual_.push_back(on_device(residual_.back()));
       d_weight_.push_back(on_device(std::vector<uint16_t>(size_t(s.outputs), half_bits(1))));
       operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
-      operands_.back().ahead = [this, w = d_w_.back().data(), most = d_w_.back().bytes()](
-                                   int rows, const ReadNext& next, cudaStream_t) {
+      operands_.back().ahead = [this](int rows, cudaStream_t) {
         EXPECT_GE(rows, 1);
-        EXPECT_TRUE(next.bytes == 0 || next.data == w);
-        EXPECT_LE(next.bytes, most);
-        ++ahead_, asked_ += next.bytes > 0;
+        ++ahead_;
       };
       if (s.after == After::activation) operands_.back().activated = d_made_.back().data();
       if (s.after == After::norm) operands_.back().norm = norm_args(operands_.size() - 1);
@@ -96,8 +93,8 @@ class CudaGemmTest : public testing::Test {
     const GemmShape& s = kShapes[i];
     const int width = s.outputs / 2;
     cuda_check(cudaMemset(d_made_[i].data(), 0x7f, d_made_[i].bytes()));
-    gemm.multiply_gated(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), d_made_[i].data(),
-                        gemm.read_next(int(i), d_w_[i].data(), rows), rows, stream_.get());
+    gemm.multiply_gated(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), d_made_[i].data(), rows,
+                        stream_.get());
     const std::vector<uint16_t> got = download(d_made_[i]);
     for (int row = 0; row < rows; ++row)
       for (int o = 0; o < width; o += 1 + o % 7) {
@@ -174,7 +171,6 @@ class CudaGemmTest : public testing::Test {
   std::vector<DeviceBuffer<float>> d_y_;
   std::vector<GemmOperands> operands_;
   int ahead_ = 0;  // launches of what a step has ahead of products
-  int asked_ = 0;  // of those, that were given something to ask for
 };
 
 TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
@@ -186,8 +182,6 @@ TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
   (*gemm)->load(operands_, stream_.get());
   expect_products(**gemm);
   EXPECT_GT(ahead_, 100) << "products are timed as links of a chain";
-  EXPECT_GT(asked_, 20) << "cuBLASLt's with the hint that they get in a step";
-  EXPECT_LT(asked_, ahead_) << "the others without";
   const GemmCache kept = load_gemm_cache(path);
   ASSERT_EQ(kept.devices.size(), 1u);
   EXPECT_GT(kept.devices.begin()->second.size(), 10u);

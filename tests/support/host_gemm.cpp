@@ -28,18 +28,12 @@ class HostGemm : public CudaGemm {
       for (int rows = 1; rows <= row_bucket(shapes_[shape].max_rows); rows = row_bucket(rows + 1))
         note(int(shape), rows);
   }
-  ReadNext read_next(int shape, const void* w, int rows) const override {
-    const GemmShape& s = shapes_.at(size_t(shape));
-    EKV_CHECK(rows >= 1 && rows <= row_bucket(s.max_rows), "more rows than the product was set up for");
-    return rows <= 128 ? ReadNext{w, uint32_t(s.outputs) * uint32_t(s.inputs) / 8 * 16} : ReadNext{};
-  }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     start(shape, After::nothing, w, x, y, rows, stream);
   }
-  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, const ReadNext& next,
-                      int rows, cudaStream_t stream) override {
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
     const GemmShape& s = start(shape, After::activation, w, x, y, rows, stream);
-    asked_ = next;
     launch_silu_mul({y, activated, rows, s.outputs / 2, Element::fp16}, stream);
     poison(s, y, rows, stream);
   }
@@ -47,7 +41,7 @@ class HostGemm : public CudaGemm {
                        cudaStream_t stream) override {
     const GemmShape& s = start(shape, After::norm, w, x, y, rows, stream);
     RmsNormArgs args = norm;
-    args.x = y, args.num_rows = rows, asked_ = norm.next;
+    args.x = y, args.num_rows = rows;
     launch_rms_norm(args, stream);
     poison(s, y, rows, stream);
   }
@@ -68,8 +62,6 @@ class HostGemm : public CudaGemm {
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= row_bucket(s.max_rows), "more rows than the product was set up for");
     EKV_CHECK(s.after == after, "something else is made of this product");
-    EKV_CHECK(asked_.bytes == 0 || asked_.data == w, "the kernel ahead asked for another matrix");
-    asked_ = {};
     note(shape, rows);
     test::enqueue(stream, [=, this, &s] { multiply_now(s, w, x, y, rows); });
     return s;
@@ -108,7 +100,6 @@ class HostGemm : public CudaGemm {
   }
 
   std::vector<GemmShape> shapes_;
-  ReadNext asked_;  // by what was made of the product before
   const CpuKernels& kernels_ = best_cpu_kernels();
   CpuThreads threads_{2};
   std::map<const void*, PackedMatrix> matrices_;

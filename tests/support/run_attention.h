@@ -34,10 +34,9 @@ enum class Path { native, structured, general };
 
 struct AttnRun {
   Path path = Path::general;
-  int num_ctas = 0;         // of decode; 0: one per multiprocessor
-  int repeats = 1;          // runs in a row on one plan; all must give the same bits
-  uint32_t next_bytes = 0;  // that decode is told to ask for, at the end of some memory; a multiple of 16
-  bool plain_mma = false;   // prefill: the kernel for older devices, also where a newer one exists
+  int num_ctas = 0;        // of decode; 0: one per multiprocessor
+  int repeats = 1;         // runs in a row on one plan; all must give the same bits
+  bool plain_mma = false;  // prefill: the kernel for older devices, also where a newer one exists
 };
 
 struct AttnOutput {

@@ -43,7 +43,6 @@ class AttnDevice {
         q_(most(inputs, [](const AttnInput& in) { return in.q.size(); })),
         out_(q_.size()),
         lse_(rows_ * inputs[0].heads),
-        next_(run.next_bytes),
         tables_(inputs[0].tables.size()),
         q_start_(inputs[0].q_start.size()),
         kv_len_(inputs[0].kv_len.size()) {
@@ -63,7 +62,6 @@ class AttnDevice {
     args_.tables = tables_.data();
     args_.q_start = q_start_.data();
     args_.kv_len = kv_len_.data();
-    args_.next = {next_.data(), run.next_bytes};
     const int num_ctas = run.num_ctas ? std::min(run.num_ctas, multiprocessors()) : multiprocessors();
     decode_ = decode_workspace(in.shape, in.heads, in.num_seqs(), in.max_pairs, num_ctas);
     decode_.memory = take(decode_.bytes, 0);
@@ -114,7 +112,6 @@ class AttnDevice {
   DeviceArray<uint8_t> pool_;
   DeviceArray<uint16_t> q_, out_;
   DeviceArray<float> lse_;
-  DeviceArray<uint8_t> next_;
   DeviceArray<PairEntry> tables_;
   DeviceArray<int32_t> q_start_, kv_len_;
   std::vector<DeviceArray<uint8_t>> memory_;

@@ -229,7 +229,6 @@ void CudaForward::launch(const Stream& stream) {
                stream.get());
   RmsNormArgs first = norm_args(weights_.layers.front().input_norm);
   first.x = std::exchange(first.residual, nullptr), first.num_rows = rows_;
-  first.next = next_after(-1);
   launch_rms_norm(first, stream.get());
   for (int layer = 0; layer < model_.layers; ++layer) {
     const bool last = layer + 1 == model_.layers;
@@ -242,8 +241,7 @@ void CudaForward::launch(const Stream& stream) {
 }
 
 void CudaForward::attend(int layer, const Stream& stream) {
-  AttnArgs args = attention_args(layer);
-  if (prefills_.empty()) args.next = gemm_->read_next(kOut, weights_.layers[size_t(layer)].o.data(), rows_);
+  const AttnArgs args = attention_args(layer);
   if (num_decodes_ > 0) launch_decode(args, path_, decode_, stream.get());
   prefill(args, stream);
 }
@@ -279,25 +277,16 @@ void CudaForward::finish_layer(int layer, const Attended& attended, const Stream
   const CudaLayer& w = weights_.layers[size_t(layer)];
   const bool last = layer + 1 == model_.layers;
   const auto add_product = [&](Product product, const DeviceTensor& matrix, const DeviceTensor& x,
-                               const DeviceTensor& norm, const ReadNext& next) {
+                               const DeviceTensor& norm) {
     RmsNormArgs args = norm_args(norm);
-    args.next = next;
     args.residual = attended.residual.data();
     gemm_->multiply_normed(product, matrix.data(), x.data(), delta_.data(), args, attended.rows, stream.get());
   };
-  add_product(kOut, w.o, attended.out, w.post_norm, gemm_->read_next(kGateUp, w.gate_up.data(), attended.rows));
+  add_product(kOut, w.o, attended.out, w.post_norm);
   gemm_->multiply_gated(kGateUp, w.gate_up.data(), normed_.data(), wide_.data(), attended_.data(),
-                        gemm_->read_next(kDown, w.down.data(), attended.rows), attended.rows, stream.get());
+                        attended.rows, stream.get());
   add_product(kDown, w.down, attended_,
-              last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm, next_after(layer));
-}
-
-// What the first product after a layer reads, or after the embedding, which is layer -1. How many rows of
-// logits a step that is no graph asks for is not known yet.
-ReadNext CudaForward::next_after(int layer) const {
-  if (layer + 1 < model_.layers)
-    return gemm_->read_next(kQkv, weights_.layers[size_t(layer + 1)].qkv.data(), rows_);
-  return batch_ > 0 ? gemm_->read_next(kHead, weights_.lm_head(), batch_) : ReadNext{};
+              last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].input_norm);
 }
 
 // Of the residual stream, into normed_.

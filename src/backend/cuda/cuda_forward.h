@@ -95,7 +95,6 @@ class CudaForward {
   Attended gather_samples(const Stream& stream);
   void finish_layer(int layer, const Attended& attended, const Stream& stream);
   RmsNormArgs norm_args(const DeviceTensor& weight) const;
-  ReadNext next_after(int layer) const;
 
   const ModelConfig model_;
   const CudaWeights& weights_;

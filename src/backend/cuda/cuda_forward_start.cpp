@@ -46,9 +46,9 @@ std::vector<GemmOperands> CudaForward::gemm_operands() {
   // The norm must not change normed_, which is an x.
   RmsNormArgs norm = norm_args(weights_.final_norm);
   norm.out = wide_.data();
-  const auto ahead = [this](int rows, const ReadNext& next, cudaStream_t stream) {
+  const auto ahead = [this](int rows, cudaStream_t stream) {
     RmsNormArgs args = norm_args(weights_.final_norm);
-    args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows, args.next = next;
+    args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
     launch_rms_norm(args, stream);
   };
   std::vector<GemmOperands> all{

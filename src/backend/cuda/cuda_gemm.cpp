@@ -40,7 +40,6 @@ struct Places {
   int rows = 0;  // without padding
   void* activated = nullptr;
   RmsNormArgs norm{};
-  ReadNext next{};  // After::activation
 };
 
 cublasLtMatmulAlgo_t algorithm_of(const GemmChoice& choice) {
@@ -82,18 +81,6 @@ Places places(const GemmOperands& o, int n, int rows) {
   return {o.weights.at(size_t(n) % o.weights.size()), o.x, o.y, rows, o.activated, o.norm};
 }
 
-// For the time between two kernels in which the memory would idle. More would take from the L2 what else is
-// wanted there, and make the kernel ahead wait for its own reads.
-constexpr uint32_t kReadNextBytes = 6 << 20;
-constexpr int kReadNextRows = 128;  // up to so many, a product is a reading of W
-
-// Kernels of cuBLASLt alone read nothing before everything ahead of them has ended.
-ReadNext read_next_of(const Form& form, const GemmChoice& choice, const void* w) {
-  if (form.rows > kReadNextRows || choice.tile || choice.skinny_split > 0) return {};
-  const size_t bytes = size_t(form.shape.outputs) * size_t(form.shape.inputs) * sizeof(uint16_t);
-  return {w, uint32_t(std::min(bytes / 16 * 16, size_t(kReadNextBytes)))};
-}
-
 int turn_of(const Form& form) { return tuning_turn(form.rows, form.shape.max_rows); }
 
 // What a choice is valid for.
@@ -129,17 +116,12 @@ class CublasGemm : public CudaGemm {
     }
   }
 
-  ReadNext read_next(int shape, const void* w, int rows) const override {
-    const Form& form = find(forms_.at(size_t(shape)), row_bucket(rows));
-    return read_next_of(form, form.chosen, w);
-  }
   void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) override {
     run(shape, After::nothing, {.w = w, .x = x, .y = y, .rows = rows}, stream);
   }
-  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, const ReadNext& next,
-                      int rows, cudaStream_t stream) override {
-    run(shape, After::activation, {.w = w, .x = x, .y = y, .rows = rows, .activated = activated, .next = next},
-        stream);
+  void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                      cudaStream_t stream) override {
+    run(shape, After::activation, {.w = w, .x = x, .y = y, .rows = rows, .activated = activated}, stream);
   }
   void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
                        cudaStream_t stream) override {
@@ -266,8 +248,7 @@ class CublasGemm : public CudaGemm {
                         .out_stride = activates ? form.shape.outputs / 2 : form.shape.out_stride,
                         .fp32_out = form.shape.fp32_out,
                         .gated = activates,
-                        .split = choice.skinny_split,
-                        .next = activates ? p.next : ReadNext{}},
+                        .split = choice.skinny_split},
                        stream);
     return CUBLAS_STATUS_SUCCESS;
   }
@@ -298,12 +279,8 @@ class CublasGemm : public CudaGemm {
     double fastest_us = std::numeric_limits<double>::infinity();
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
-        Places p = places(operands, n, form.rows);
-        if (operands.ahead)
-          operands.ahead(form.rows, read_next_of(form, choices[i], p.w), stream);
-        else  // the norm after this product is the kernel ahead of the next one
-          p.norm.next = read_next_of(form, choices[i], places(operands, n + 1, form.rows).w);
-        return launch(form, choices[i], p, stream) == CUBLAS_STATUS_SUCCESS;
+        if (operands.ahead) operands.ahead(form.rows, stream);
+        return launch(form, choices[i], places(operands, n, form.rows), stream) == CUBLAS_STATUS_SUCCESS;
       };
       const int settling = few ? 0 : int(std::min(kSettlingUs / (launches * fastest_us), 200.0));
       if (exact) return time_launches(one, launches, std::max(5, settling), stream);

@@ -48,11 +48,10 @@ struct GemmOperands {
   void* y = nullptr;
   void* activated = nullptr;  // After::activation
   RmsNormArgs norm{};         // After::norm, as for multiply_normed()
-  // Enqueues the kernel that a step has ahead of the product, which makes x and asks for `next`; empty where
-  // there is none, or none of this length. It is timed with the product, so that this is a link of a chain:
-  // what a candidate reads while the kernel ahead still runs, and how soon the one after it can begin, is part
-  // of what the step gets.
-  std::function<void(int rows, const ReadNext& next, cudaStream_t stream)> ahead{};
+  // Enqueues the kernel that a step has ahead of the product, which makes x; empty where there is none, or none
+  // of this length. It is timed with the product, so that this is a link of a chain: what a candidate reads
+  // while the kernel ahead still runs, and how soon the one after it can begin, is part of what the step gets.
+  std::function<void(int rows, cudaStream_t stream)> ahead{};
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
@@ -74,19 +73,15 @@ class CudaGemm {
   // waits for all work under way. `operands` as in tune(), after it. Enqueues on `stream`.
   virtual void load(std::span<const GemmOperands> operands, cudaStream_t stream) = 0;
 
-  // What of W the kernel ahead of a product of `rows` rows should ask for. None where the product's own kernel
-  // reads W early, or where reading it is not what the product waits for. After tune().
-  virtual ReadNext read_next(int shape, const void* w, int rows) const = 0;
-
   // y[r][o] = sum_i x[r][i] w[o][i] for the first `rows` rows; `shape` is an index into the shapes of make().
   // Enqueues on `stream`. Alias: none. Pointers are aligned to 256 bytes.
   virtual void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) = 0;
 
   // activated[r][o] = g / (1 + exp(-g)) * u with g = y[r][o] and u = y[r][outputs / 2 + o], both rounded to
   // fp16. `activated` has [row_bucket(rows)][outputs / 2] elements. y is room for the product, which may or may
-  // not be written. `next`: asked for where the kernel can.
-  virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated,
-                              const ReadNext& next, int rows, cudaStream_t stream) = 0;
+  // not be written.
+  virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
+                              cudaStream_t stream) = 0;
 
   // launch_rms_norm(norm) with x = y: norm.residual += y, norm.out = its norm. norm.x and num_rows are not
   // looked at. y is room for the product, which may or may not be written.

@@ -17,7 +17,7 @@
 namespace ekv {
 namespace {
 
-constexpr std::string_view kFirstLine = "elastickv gemm cache 4", kDevice = "device ";
+constexpr std::string_view kFirstLine = "elastickv gemm cache 3", kDevice = "device ";
 constexpr size_t kMostBytes = size_t(16) << 20;
 constexpr size_t kKeyWords = 6;
 

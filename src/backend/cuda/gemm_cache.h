@@ -1,7 +1,7 @@
 #pragma once
 // gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
 //
-//   elastickv gemm cache 4
+//   elastickv gemm cache 3
 //   device NVIDIA H200, driver 13000, cuBLASLt 130100
 //   6144 4096 8 6144 16 0 cublas <eight words of the algorithm, hexadecimal>
 //   4096 4096 8 4096 16 0 skinny 4
@@ -10,7 +10,7 @@
 //   end <lines before> <their XXH3, 64 bits, hexadecimal>
 //
 // A line is outputs, inputs, rows, elements between rows of y, bits of y, what is made of it (After), choice.
-// It belongs to the last device above it. A version also ends where products are timed under other conditions.
+// It belongs to the last device above it.
 
 #include <array>
 #include <compare>

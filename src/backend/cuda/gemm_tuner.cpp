@@ -11,7 +11,7 @@
 namespace ekv {
 namespace {
 
-constexpr size_t kFinalists = 3;
+constexpr size_t kFinalists = 5;
 constexpr int kRounds = 2;
 
 struct Timed {

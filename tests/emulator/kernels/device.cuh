@@ -9,8 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <span>
-#include <vector>
 
 #include "tests/emulator/cluster.h"
 
@@ -50,13 +48,6 @@ struct Place {
     }
   }
 };
-
-namespace emulator {
-inline std::vector<std::span<const std::byte>> asked_for;  // by prefetch_l2()
-}
-inline void prefetch_l2(const void* from, uint32_t bytes) {
-  emulator::asked_for.emplace_back(static_cast<const std::byte*>(from), bytes);
-}
 
 inline void let_next_kernel_begin() {}
 inline void wait_for_kernels_ahead() { emulator::wait_kernels_ahead(); }
