@@ -87,8 +87,8 @@ class Bench {
   }
 
  private:
-  std::function<void(int, cudaStream_t)> norm() const {
-    return [this](int rows, cudaStream_t stream) {
+  std::function<void(const void*, int, cudaStream_t)> norm() const {
+    return [this](const void*, int rows, cudaStream_t stream) {
       launch_rms_norm({.x = x_.data(),
                        .weight = x_.data(),
                        .out = y_.data(),

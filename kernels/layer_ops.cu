@@ -3,6 +3,7 @@
 #include "kernels/cuda_check.h"
 #include "kernels/layer_ops.h"
 #include "kernels/programmatic.cuh"
+#include "kernels/read_next.cuh"
 #include "kernels/vec8.cuh"
 
 namespace ekv {
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const __grid_constant__ 
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i < a.hidden) weight[v] = load16(static_cast<const uint16_t*>(a.weight) + i);
   }
+  if (threadIdx.x == 0) ask_for(a.next);
   wait_for_kernels_ahead();
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
@@ -127,6 +129,7 @@ void check_16bit(Element element, int width) {
 void launch_rms_norm(const RmsNormArgs& args, cudaStream_t stream) {
   check_16bit(args.element, args.hidden);
   EKV_CHECK(args.hidden <= 32768, "a row must fit in the registers of one block");
+  check_read_next(args.next);
   if (args.num_rows == 0) return;
   if (args.element == Element::bf16)
     launch_rms<__nv_bfloat16>(args, stream);

@@ -8,6 +8,7 @@
 // read before the kernels ahead have ended, so none of them may write those.
 
 #include "kernels/element.h"
+#include "kernels/read_next.h"
 
 namespace ekv {
 
@@ -24,6 +25,7 @@ struct RmsNormArgs {
   int hidden = 0;  // at most 32768
   float epsilon = 1e-6f;
   Element element = Element::bf16;
+  ReadNext next{};  // asked for before the kernels ahead have ended
 };
 void launch_rms_norm(const RmsNormArgs& args, cudaStream_t stream);
 

@@ -13,6 +13,7 @@ foreach(part kv_cache layer_ops sampling)
 endforeach()
 ekv_kernel_test(pool_life_test SOURCES kernels/pool_life_test.cpp CPU support/run_cpu_ops.cpp support/run_cpu_attention.cpp
                 CUDA support/run_cuda_ops.cpp)
+ekv_test(read_next_test LABEL kernels SOURCES kernels/read_next_test.cpp LIBS ekv_base)
 set(plain_gemm support/run_cpu_ops.cpp support/run_cpu_gemm.cpp ${PROJECT_SOURCE_DIR}/kernels/skinny_split.cpp)
 ekv_kernel_test(skinny_gemm_test SOURCES kernels/skinny_gemm_test.cpp CPU ${plain_gemm} CUDA support/run_cuda_ops.cpp)
 ekv_kernel_test(tile_gemm_test SOURCES kernels/tile_gemm_test.cpp CPU ${plain_gemm} CUDA support/run_cuda_ops.cpp)

@@ -101,6 +101,31 @@ INSTANTIATE_TEST_SUITE_P(
              (info.param.in_place ? "_in_place" : "");
     });
 
+// A hint changes no bit, whatever its size, at the beginning of some memory and at its end.
+TEST(RmsNormNext, ChangesNothing) {
+  const int rows = 5, hidden = 2056;
+  std::mt19937 rng(7);
+  const std::vector<uint16_t> x = encode_all(Element::fp16, normal(rng, size_t(rows) * hidden, 1));
+  const std::vector<uint16_t> weight = encode_all(Element::fp16, normal(rng, hidden, 0.3, 1));
+  const DeviceVector<uint16_t> d_x(x), d_weight(weight), matrix(std::vector<uint16_t>(1 << 20, kPoison));
+  const auto run = [&](const ReadNext& next) {
+    DeviceVector<uint16_t> out(size_t(rows) * hidden, kPoison);
+    RmsNormArgs a;
+    a.x = d_x.data(), a.weight = d_weight.data(), a.out = out.data(), a.num_rows = rows, a.hidden = hidden;
+    a.element = Element::fp16, a.next = next;
+    launch_rms_norm(a, nullptr);
+    return out.host();
+  };
+  const std::vector<uint16_t> want = run({});
+  const uint32_t all = uint32_t(matrix.size() * sizeof(uint16_t));
+  for (const uint32_t bytes :
+       {uint32_t(0), uint32_t(16), uint32_t(16 * 33), uint32_t(16 * 4097), all - 16, all}) {
+    EXPECT_EQ(run({matrix.data(), bytes}), want) << bytes;
+    EXPECT_EQ(run({matrix.data() + (all - bytes) / sizeof(uint16_t), bytes}), want) << bytes << " at the end";
+  }
+  EXPECT_EQ(matrix.host(), std::vector<uint16_t>(matrix.size(), kPoison));
+}
+
 // epsilon decides where a row is small: 1e-5 against a mean square of 1e-6, and a row of zeros.
 TEST(RmsNormEpsilon, HoldsUpSmallRows) {
   const int hidden = 576;

@@ -55,8 +55,9 @@ class CudaGemmTest : public testing::Test {
       d_residual_.push_back(on_device(residual_.back()));
       d_weight_.push_back(on_device(std::vector<uint16_t>(size_t(s.outputs), half_bits(1))));
       operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
-      operands_.back().ahead = [this](int rows, cudaStream_t) {
+      operands_.back().ahead = [this, own = d_w_.back().data()](const void* w, int rows, cudaStream_t) {
         EXPECT_GE(rows, 1);
+        EXPECT_EQ(w, own);
         ++ahead_;
       };
       if (s.after == After::activation) operands_.back().activated = d_made_.back().data();

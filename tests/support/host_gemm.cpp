@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/cpu_gemm.h"
@@ -41,7 +42,7 @@ class HostGemm : public CudaGemm {
                        cudaStream_t stream) override {
     const GemmShape& s = start(shape, After::norm, w, x, y, rows, stream);
     RmsNormArgs args = norm;
-    args.x = y, args.num_rows = rows;
+    args.x = y, args.num_rows = rows, asked_ = norm.next.data;
     launch_rms_norm(args, stream);
     poison(s, y, rows, stream);
   }
@@ -62,6 +63,8 @@ class HostGemm : public CudaGemm {
     const GemmShape& s = shapes_.at(size_t(shape));
     EKV_CHECK(rows >= 1 && rows <= row_bucket(s.max_rows), "more rows than the product was set up for");
     EKV_CHECK(s.after == after, "something else is made of this product");
+    if (const void* asked = std::exchange(asked_, nullptr))
+      EKV_CHECK(asked == w, "the norm ahead asked for another matrix");
     note(shape, rows);
     test::enqueue(stream, [=, this, &s] { multiply_now(s, w, x, y, rows); });
     return s;
@@ -100,6 +103,7 @@ class HostGemm : public CudaGemm {
   }
 
   std::vector<GemmShape> shapes_;
+  const void* asked_ = nullptr;  // by the norm after the product before
   const CpuKernels& kernels_ = best_cpu_kernels();
   CpuThreads threads_{2};
   std::map<const void*, PackedMatrix> matrices_;

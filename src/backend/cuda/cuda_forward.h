@@ -28,6 +28,10 @@ struct ForwardPlaces {
   int num_pages = 0, num_ctas = 0;
 };
 
+// What a norm of `rows` rows asks the L2 for while it waits: the beginning of the matrix of `bytes` that is
+// multiplied next.
+ReadNext read_ahead(const void* w, size_t bytes, int rows);
+
 // A step of decodes only is padded to decode_bucket() sequences of length 0 and, unless told otherwise,
 // replayed as a graph, up to the logits of all its rows. Other steps are launched kernel by kernel.
 class CudaForward {

@@ -46,17 +46,23 @@ std::vector<GemmOperands> CudaForward::gemm_operands() {
   // The norm must not change normed_, which is an x.
   RmsNormArgs norm = norm_args(weights_.final_norm);
   norm.out = wide_.data();
-  const auto ahead = [this](int rows, cudaStream_t stream) {
-    RmsNormArgs args = norm_args(weights_.final_norm);
-    args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
-    launch_rms_norm(args, stream);
+  const auto ahead = [this](size_t matrix_bytes) {
+    return [this, matrix_bytes](const void* w, int rows, cudaStream_t stream) {
+      RmsNormArgs args = norm_args(weights_.final_norm);
+      args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
+      args.next = read_ahead(w, matrix_bytes, rows);
+      launch_rms_norm(args, stream);
+    };
   };
-  std::vector<GemmOperands> all{
-      {.x = normed_.data(), .y = wide_.data(), .ahead = ahead},
-      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
-      {.x = normed_.data(), .y = wide_.data(), .activated = attended_.data(), .ahead = ahead},
-      {.x = attended_.data(), .y = delta_.data(), .norm = norm},
-      {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data()}};
+  const CudaLayer& any = weights_.layers.front();
+  std::vector<GemmOperands> all{{.x = normed_.data(), .y = wide_.data(), .ahead = ahead(any.qkv.bytes())},
+                                {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+                                {.x = normed_.data(),
+                                 .y = wide_.data(),
+                                 .activated = attended_.data(),
+                                 .ahead = ahead(any.gate_up.bytes())},
+                                {.x = attended_.data(), .y = delta_.data(), .norm = norm},
+                                {.weights = {weights_.lm_head()}, .x = gathered_.data(), .y = logits_.data()}};
   for (const CudaLayer& layer : weights_.layers) {
     all[kQkv].weights.push_back(layer.qkv.data());
     all[kOut].weights.push_back(layer.o.data());

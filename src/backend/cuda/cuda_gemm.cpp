@@ -279,8 +279,9 @@ class CublasGemm : public CudaGemm {
     double fastest_us = std::numeric_limits<double>::infinity();
     const auto time_us = [&](size_t i, bool exact) {
       const auto one = [&](int n) {
-        if (operands.ahead) operands.ahead(form.rows, stream);
-        return launch(form, choices[i], places(operands, n, form.rows), stream) == CUBLAS_STATUS_SUCCESS;
+        const Places p = places(operands, n, form.rows);
+        if (operands.ahead) operands.ahead(p.w, form.rows, stream);
+        return launch(form, choices[i], p, stream) == CUBLAS_STATUS_SUCCESS;
       };
       const int settling = few ? 0 : int(std::min(kSettlingUs / (launches * fastest_us), 200.0));
       if (exact) return time_launches(one, launches, std::max(5, settling), stream);

@@ -48,10 +48,11 @@ struct GemmOperands {
   void* y = nullptr;
   void* activated = nullptr;  // After::activation
   RmsNormArgs norm{};         // After::norm, as for multiply_normed()
-  // Enqueues the kernel that a step has ahead of the product, which makes x; empty where there is none, or none
-  // of this length. It is timed with the product, so that this is a link of a chain: what a candidate reads
-  // while the kernel ahead still runs, and how soon the one after it can begin, is part of what the step gets.
-  std::function<void(int rows, cudaStream_t stream)> ahead{};
+  // Enqueues the kernel that a step has ahead of the product with `w`, which makes x; empty where there is
+  // none, or none of this length. It is timed with the product, so that this is a link of a chain: what a
+  // candidate reads while the kernel ahead still runs, and how soon the one after it can begin, is part of what
+  // the step gets.
+  std::function<void(const void* w, int rows, cudaStream_t stream)> ahead{};
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
