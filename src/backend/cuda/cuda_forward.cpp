@@ -18,7 +18,7 @@ constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cuda
 
 // The norm ahead of gate-up is worth 0.5 us of 58 with it at 16 rows and 2 of 62 at 64, ahead of QKV 0.2 of 18.
 // More takes longer than the norm, and with few rows the norm is few CTAs, whose copy engines alone are slower
-// than the product (H200, kernel_gemm_bench at the time).
+// than the product (H200, `kernel_gemm_bench ahead`).
 constexpr size_t kReadAheadBytes = size_t(4) << 20;
 constexpr int kLeastReadAheadRows = 16, kMostReadAheadRows = 128;
 
