@@ -97,7 +97,7 @@ inline SkinnyParams make_skinny_params(const SkinnyGemmArgs& a, int columns, int
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-enum SkinnyBarrier : int { kSkinnyAllRead = 1 };
+enum SkinnyBarrier : int { kSkinnyAllRead = 1, kSkinnyAllWritten };
 
 // What of the product this CTA has.
 struct SkinnyPart {
@@ -301,6 +301,11 @@ __device__ __forceinline__ float gate_skinny(float gate, float up) {
   return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
 }
 
+// Threads of a CTA that finish its outputs. Without parts to add, those that wrote the sums: a barrier among
+// them is enough.
+template <int kSplit>
+constexpr int kSkinnyFinishers = kSplit == 1 ? kSkinnyGroup : kSkinnyThreads;
+
 // The CTA's share of the outputs, four at a time. A thread has the same four of every row that is its own.
 //
 // What another CTA holds comes over the network of the cluster, which takes long to answer: the sums of several
@@ -338,8 +343,8 @@ class SkinnyShare {
 
  private:
   static constexpr int kOutputs = (kGated ? kSkinnyHalf : kWgmmaOutputs) / kSplit, kQuads = kOutputs / 4;
-  static constexpr int kRowStep = kSkinnyThreads / kQuads;  // between the rows of a thread
-  static_assert(kSkinnyThreads % kQuads == 0);
+  static constexpr int kRowStep = kSkinnyFinishers<kSplit> / kQuads;  // between the rows of a thread
+  static_assert(kSkinnyFinishers<kSplit> % kQuads == 0);
   static constexpr int kHalves = kGated ? kSkinnyHalves : 1;
   static constexpr int kItems = ceil_div(kRows, kRowStep);     // rows of a thread
   static constexpr int kMostAtOnce = 16 / (kSplit * kHalves);  // 64 registers
@@ -382,17 +387,21 @@ class SkinnyShare {
 
 // After the sums of this part have been written to shared memory. A barrier of the cluster costs a fence of the
 // device: there is one where parts are added, and the second, which keeps a CTA from leaving while its sums are
-// read, orders no memory. The barrier of the CTA would not be needed where parts are added: without it
-// racecheck at times sees no order between a write and a read by a warp that had come to the cluster's barrier
-// before it.
+// read, orders no memory. The barrier of the CTA would not be needed there: racecheck sees no order between a
+// write and a read by a loader's warp, which came to the barrier between them long before, if that is the only
+// one.
 template <int kRows, int kSplit, bool kGated>
 __device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
                                                     float* sums) {
   const SkinnyShare<kRows, kSplit, kGated> share(p, part, sums);
-  __syncthreads();
-  if constexpr (kSplit > 1) cluster_barrier();
-  share.finish();
-  if constexpr (kSplit > 1) {
+  if constexpr (kSplit == 1) {
+    if (threadIdx.x >= kSkinnyFinishers<kSplit>) return;
+    named_sync(kSkinnyAllWritten, kSkinnyFinishers<kSplit>);
+    share.finish();
+  } else {
+    __syncthreads();
+    cluster_barrier();
+    share.finish();
     __syncwarp();
     cluster_arrive_relaxed();
     cluster_wait();
