@@ -289,7 +289,8 @@ class CublasGemm : public CudaGemm {
       fastest_us = std::min(fastest_us, us);
       return us;
     };
-    return choices.empty() ? form.chosen : choices[choose_candidate(choices.size(), time_us)];
+    if (choices.empty()) return form.chosen;
+    return choices[choose_candidate(choices.size(), few ? kFinalists : kFinalistsUnderPower, time_us)];
   }
 
   static const Form& find(const std::vector<Form>& forms, int rows) {

@@ -11,7 +11,6 @@
 namespace ekv {
 namespace {
 
-constexpr size_t kFinalists = 5;
 constexpr int kRounds = 2;
 
 struct Timed {
@@ -21,11 +20,11 @@ struct Timed {
 
 }  // namespace
 
-size_t choose_candidate(size_t count, const TimeCandidate& time_us) {
+size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& time_us) {
   std::vector<Timed> others;
   for (size_t i = 1; i < count; ++i) others.push_back({i, time_us(i, false)});
   std::ranges::sort(others, {}, &Timed::us);
-  others.resize(std::min(others.size(), kFinalists));
+  others.resize(std::min(others.size(), finalists));
   for (Timed& other : others) other.us = 0;
   for (int round = 0; round < kRounds; ++round) {
     const double first = time_us(0, true);

@@ -13,7 +13,8 @@ using TimeCandidate = std::function<double(size_t i, bool exact)>;
 // in each of two rounds in which both are timed one after the other, so that a change of the clock, or one
 // lucky sample, decides nothing.
 constexpr double kWinMargin = 0.02;
-size_t choose_candidate(size_t count, const TimeCandidate& time_us);
+// `finalists`: of the others, how many are timed exactly.
+size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& time_us);
 
 // The order in which numbers of rows are tuned while time is left: the most usual batches and the largest,
 // which most steps of prefill have, then all others of steps of decodes and some of prefill. -1: not tuned; few
@@ -21,8 +22,9 @@ size_t choose_candidate(size_t count, const TimeCandidate& time_us);
 int tuning_turn(int rows, int max_rows);
 
 // With more rows power binds, not memory: a sample is then a mean over what the device's control of it needs to
-// settle.
+// settle, and a short one tells little of who is among the fastest.
 constexpr int kFewTuningRows = 512;
 constexpr double kSettlingUs = 30'000;
+constexpr size_t kFinalists = 3, kFinalistsUnderPower = 5;
 
 }  // namespace ekv
