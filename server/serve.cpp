@@ -1,6 +1,7 @@
 #include "server/serve.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -162,6 +163,14 @@ void raise_file_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Every connection has a thread, and glibc gives threads arenas, up to eight for each core; each keeps the
+// largest messages that its threads have seen. With 256 of them RSS still grew by 1 MiB/s after four minutes of
+// long prompts.
+void share_arenas() {
+  constexpr int kArenas = 16;
+  mallopt(M_ARENA_MAX, kArenas);
+}
+
 sigset_t block_signals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -261,6 +270,7 @@ Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pag
 
 int serve(const ServeFlags& flags, const MakeBackend& make) {
   raise_file_limit();
+  share_arenas();
   const Result<Loaded> loaded = load(flags);  // a signal ends the process at once: nobody is served yet
   if (!loaded) {
     log_error(loaded.error().message);

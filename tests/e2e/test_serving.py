@@ -1,7 +1,10 @@
 """Many clients at once, small pools, clients that leave: what the scheduler and the KV manager must hold end to end."""
 
 import concurrent.futures
+import contextlib
+import pathlib
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -196,3 +199,22 @@ def test_a_second_server_on_the_same_port_is_refused(server, request):
     command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", str(server.port), "--host", "127.0.0.1"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert second.returncode != 0 and str(server.port) in second.stderr
+
+
+def address_space_mib(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) // 1024
+
+
+def test_connections_share_few_arenas(start, monkeypatch):
+    """malloc keeps 64 MiB of addresses for each arena, and in it the largest messages that threads of connections have seen."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "256")  # what 32 cores have by themselves
+    server = start()
+    before = address_space_mib(server.process.pid)
+    with contextlib.ExitStack() as stack:
+        for _ in range(64):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert connection.recv(64).startswith(b"HTTP/1.1 200"), "its thread stays as long as it does"
+        more = address_space_mib(server.process.pid) - before
+    assert more < 3072, f"{more} MiB for 64 connections, of which 512 are stacks"
