@@ -75,7 +75,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
-// The same to shared memory.
+// Stores to shared memory what ldmatrix_x4 loads.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),
@@ -301,8 +301,7 @@ __device__ __forceinline__ void tensor_load_once(uint32_t to_shared, const void*
       "{\n\t.reg .b64 once;\n\t"
       "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n\t"
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
-      "{%3, "
-      "%4}], [%2], once;\n\t}" ::"r"(to_shared),
+      "{%3, %4}], [%2], once;\n\t}" ::"r"(to_shared),
       "l"(map), "r"(barrier), "r"(c0), "r"(c1)
       : "memory");
 }

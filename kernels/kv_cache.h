@@ -32,9 +32,9 @@ namespace ekv {
 //          be anything, nothing is written. Rows outside every q_start range flag nobody. No two rows share a
 //          slot.
 // Alias:   nothing that is written overlaps anything that is read.
-// Order:   launched programmatically (programmatic.cuh). Positions, slots and rotary tables are read before the
-// kernels
-//          ahead have ended: none that was launched so since the last that was not may write them.
+// Order:   launched programmatically (programmatic.cuh). positions, slot_mapping and rope_* are read before
+//          the kernels ahead have ended: no kernel of the unbroken run of programmatic launches before this
+//          one may write them.
 // Source:  rotary embedding: Su et al. 2021 in the half-split pairing of GPT-NeoX; QK-norm as Qwen3 has it.
 struct KvWriteArgs {
   const void* qkv = nullptr;     // [num_rows][heads + 2 * kv_heads][head_dim] of `element`: Q, then K, then V

@@ -57,8 +57,8 @@ struct EmbedArgs {
 };
 void launch_embed(const EmbedArgs& args, cudaStream_t stream);
 
-// out[i] = in[rows[i]]: the rows whose logits are needed, from some place on. Copies bits. Alias: none.
-// A negative row (padding of a captured batch) leaves out[i] alone.
+// out[i] = in[rows[i]]: the rows whose logits are needed, from the last layer's attention or from its end on.
+// Copies bits. Alias: none. A negative row (padding of a captured batch) leaves out[i] alone.
 struct GatherRowsArgs {
   const void* in = nullptr;       // [any][hidden]
   const int32_t* rows = nullptr;  // [num_rows]

@@ -35,7 +35,8 @@ constexpr ReadSlice read_slice(const ReadNext& next, uint32_t part, uint32_t par
 inline void check_read_next(const ReadNext& next) {
   EKV_CHECK(next.bytes == 0 || reinterpret_cast<uintptr_t>(next.data) % 16 == 0,
             "a hint is aligned to 16 bytes");
-  EKV_CHECK(next.bytes % 16 == 0 && next.bytes <= kMostReadNext, "a hint has a multiple of 16 bytes");
+  EKV_CHECK(next.bytes % 16 == 0 && next.bytes <= kMostReadNext,
+            "a hint has a multiple of 16 bytes, kMostReadNext at most");
 }
 
 }  // namespace ekv

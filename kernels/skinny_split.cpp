@@ -10,14 +10,16 @@
 namespace ekv {
 namespace {
 
-// Up to here the mma kernel has the product where both could: at one row it was measured to read W at 81 to 110
-// % of the copy ceiling (H200), at 8 it fell behind cuBLASLt.
-constexpr int kMmaRows = 4;
-// From here on x would be more than an eighth of what a CTA loads, so two CTAs share it.
+// Up to here the mma kernel has the product where both could: at one row it is 2 us faster with down and 1 with
+// gate-up, 0.3 to 0.4 slower with QKV and output, at 4 rows within 0.7 of the other, at 8 up to 5 slower (H200,
+// `kernel_gemm_bench chain`).
+constexpr int kMmaKeepsRows = 4;
+// From here on x would be more than an eighth of what a CTA loads, so two CTAs may share it; it was never
+// measured to matter.
 constexpr int kSharedRows = 17;
 
 SkinnyUnit unit_for(const SkinnyDevice& device, int rows, bool gated) {
-  const bool few = !gated && rows <= std::min(kMmaRows, device.mma_rows);
+  const bool few = !gated && rows <= std::min(kMmaKeepsRows, device.mma_rows);
   return few || rows > device.wgmma_rows ? SkinnyUnit::mma : SkinnyUnit::wgmma;
 }
 int outputs_of(SkinnyUnit unit) { return unit == SkinnyUnit::mma ? kMmaOutputs : kWgmmaOutputs; }

@@ -121,6 +121,27 @@ TEST(GemmTuner, ADriftOfTheClockDecidesNothing) {
   EXPECT_EQ(choose_candidate(8, kFinalists, drifting), 5u);
 }
 
+// t: timed, the kernel for many rows won; l: timed, the library did; -: not timed; x: not timed, and not for
+// that kernel.
+std::vector<size_t> like_neighbours(std::string_view forms) {
+  std::vector<TileForm> made;
+  for (const char form : forms)
+    made.push_back({.timed = form == 't' || form == 'l', .has_tile = form != 'x', .tile = form == 't'});
+  return tile_like_neighbours(made);
+}
+
+TEST(GemmTuner, RowsThatWereNotTimedFollowBothNeighbours) {
+  using Forms = std::vector<size_t>;
+  EXPECT_EQ(like_neighbours(""), Forms{});
+  EXPECT_EQ(like_neighbours("t--t"), (Forms{1, 2}));
+  EXPECT_EQ(like_neighbours("t-l-t"), Forms{}) << "one of them is the library's";
+  EXPECT_EQ(like_neighbours("l-t--"), (Forms{3, 4})) << "the last that was timed is enough at the end";
+  EXPECT_EQ(like_neighbours("--t"), Forms{}) << "nothing below";
+  EXPECT_EQ(like_neighbours("tx-t"), Forms{2});
+  EXPECT_EQ(like_neighbours("tlt"), Forms{}) << "a choice that was timed, now or before, stays";
+  EXPECT_EQ(like_neighbours("----"), Forms{}) << "the time was too short for any";
+}
+
 // What most steps have comes first: single sequences, and prefill as long as it may be. Every step of decodes
 // has its turn, other numbers only where they are usual.
 TEST(GemmTuner, TheMostUsualFormsComeFirst) {

@@ -75,7 +75,7 @@ CudaForward::CudaForward(const ModelConfig& model, const EngineConfig& config, c
     return made;
   };
   residual_ = make(rows * hidden), normed_ = make(rows * hidden), delta_ = make(rows * hidden);
-  wide_ = make(rows * size_t(std::max(model.q_rows() + 2 * model.kv_rows(), 2 * model.intermediate)));
+  wide_ = make(rows * size_t(sizes.widest_row));
   q_ = make(rows * size_t(model.q_rows()));
   attended_ = make(rows * size_t(std::max(model.q_rows(), model.intermediate)));
   gathered_ = make(logit_rows * hidden);

@@ -49,7 +49,7 @@ std::vector<GemmOperands> CudaForward::gemm_operands() {
   const auto ahead = [this](size_t matrix_bytes) {
     return [this, matrix_bytes](const void* w, int rows, cudaStream_t stream) {
       RmsNormArgs args = norm_args(weights_.final_norm);
-      args.x = attended_.data(), args.residual = nullptr, args.num_rows = rows;
+      args.x = delta_.data(), args.residual = nullptr, args.num_rows = rows;
       args.next = read_ahead(w, matrix_bytes, rows);
       launch_rms_norm(args, stream);
     };
@@ -86,7 +86,7 @@ void CudaForward::fill_with_activations(DeviceTensor& x, const Stream& stream) {
 }
 
 void CudaForward::tune(const GemmTuning& tuning, const Stream& stream) {
-  for (DeviceTensor* x : {&normed_, &attended_, &gathered_}) fill_with_activations(*x, stream);
+  for (DeviceTensor* x : {&normed_, &attended_, &gathered_, &delta_}) fill_with_activations(*x, stream);
   cuda_check(cudaStreamSynchronize(stream.get()));
   gemm_->tune(gemm_operands(), tuning, stream.get());
 }

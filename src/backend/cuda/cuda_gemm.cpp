@@ -27,6 +27,7 @@ struct Form {
   int rows = 0;
   Layout w, x, y;
   GemmChoice chosen;
+  bool timed = false;  // now, or when the file was written: `chosen` is the fastest
 
   GemmKey key() const {
     return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, int(shape.after)};
@@ -306,17 +307,10 @@ class CublasGemm : public CudaGemm {
   std::vector<std::vector<Form>> forms_;  // [shapes], ascending in rows
 };
 
-// A number of rows that is not timed is computed by the kernel for many rows where the nearest ones that are,
-// below and above, turned out to be. Forms ascend in rows.
 void follow_neighbours(std::vector<Form>& forms) {
-  const auto timed = [](const Form& form) { return turn_of(form) >= 0; };
-  for (auto form = forms.begin(); form != forms.end(); ++form) {
-    if (timed(*form) || !has_tile(*form)) continue;
-    const auto below = std::find_if(std::make_reverse_iterator(form), forms.rend(), timed);
-    const auto above = std::find_if(form, forms.end(), timed);
-    const bool tile_below = below != forms.rend() && below->chosen.tile;
-    if (tile_below && (above == forms.end() || above->chosen.tile)) form->chosen = {.tile = true};
-  }
+  std::vector<TileForm> known;
+  for (const Form& form : forms) known.push_back({form.timed, has_tile(form), form.chosen.tile});
+  for (const size_t i : tile_like_neighbours(known)) forms[i].chosen = {.tile = true};
 }
 
 struct ToTune {
@@ -338,7 +332,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
     for (Form& form : forms_[shape]) {
       const auto at = known.find(form.key());
       const bool usable = at != known.end() && runs(form, at->second);
-      if (usable) form.chosen = at->second, ++from_file;
+      if (usable) form.chosen = at->second, form.timed = true, ++from_file;
       if (!usable && turn_of(form) >= 0) left.push_back({turn_of(form), shape, &form});
     }
   std::ranges::stable_sort(left, {}, &ToTune::turn);
@@ -346,6 +340,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
   for (const ToTune& next : left) {
     if (seconds() > tuning.limit_s) break;
     known[next.form->key()] = next.form->chosen = fastest(*next.form, operands[next.shape], stream);
+    next.form->timed = true;
     if (++tuned; seconds() < next_report_s) continue;
     log_info(fmt::format("matrix products: {} of {} forms tuned", tuned, left.size()));
     next_report_s = seconds() + 2;
@@ -354,10 +349,10 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
   log_info(fmt::format("matrix products: {} forms tuned in {:.1f} s, {} from {}", tuned, seconds(), from_file,
                        tuning.cache_file.empty() ? "no file" : tuning.cache_file));
   if (tuned < left.size())
-    log_warn(
-        fmt::format("matrix products: {} forms, from {} rows on, were left as cuBLASLt chose them; the "
-                    "next start goes on with them",
-                    left.size() - tuned, left[tuned].form->rows));
+    log_warn(fmt::format(
+        "matrix products: {} of {} forms were not reached in {:.0f} s and stay as cuBLASLt chose them; the "
+        "next start goes on with them if --gemm-cache names a file",
+        left.size() - tuned, left.size(), tuning.limit_s));
   if (tuned == 0 || tuning.cache_file.empty()) return;
   if (Status unsaved = save_gemm_cache(tuning.cache_file, cache)) log_warn(unsaved->message);
 }

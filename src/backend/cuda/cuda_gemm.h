@@ -56,7 +56,7 @@ struct GemmOperands {
 };
 struct GemmTuning {
   std::string cache_file;  // empty: none
-  double limit_s = 20;     // what is not tuned by then keeps cuBLASLt's first choice
+  double limit_s = 20;     // what is not reached by then keeps cuBLASLt's first choice
 };
 
 class CudaGemm {
@@ -67,7 +67,8 @@ class CudaGemm {
 
   // Takes the fastest candidate of every form of a step of decodes, and of some larger ones: from the cache
   // file, else by timing them, which the file then gets. `operands` in the order of the shapes. Once, before
-  // the first step; `stream` has nothing to do.
+  // the first step; `stream` has nothing to do. Numbers of rows that have no turn take the kernel for many rows
+  // where both neighbours did.
   virtual void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) = 0;
 
   // Computes every form once, and what is made of it: the code of a kernel is loaded at its first launch, which

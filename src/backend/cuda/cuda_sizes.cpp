@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostLogitRows = 512;  // 300 MB of fp32 at a vocabulary of 152K
 constexpr int kFewRingPairs = 32;    // 64 MiB for Llama-3.1-8B: a millisecond of copying to the host
-constexpr size_t kMostRingBytes = size_t(1) << 30;
+constexpr size_t kMostRingBytes = size_t(1) << 30;  // 512 pairs of Llama-3.1-8B, of a step of 8,192 tokens
 // Of a row that is sampled; one that only reports a given token has one.
 constexpr int kRowBiases = kMaxLogitBias + kMaxStopTokenIds + kMaxEosIds;
 constexpr size_t kMostPairBytes = size_t(1) << 29;  // of prefill's scratch, beyond what one sequence needs
@@ -28,7 +28,8 @@ int scratch_pairs(const KvShape& shape, const CudaSizes& sizes) {
 }
 
 // A step of prefill demotes a pair for each page that its tokens need. Those that find no place in the ring
-// wait for copies, and the chunks wait for them: with 32 places 11 to 15 ms for each GB on an H200.
+// wait for copies, and the chunks wait for them: with 32 places 11 to 15 ms for each GB on an H200, where steps
+// at the end of a first wave took 223 ms and take 207 with room for all.
 int ring_pairs(const KvShape& shape, const CudaSizes& sizes) {
   const int wanted = sizes.max_rows / kBlockTokens;
   const size_t most = kMostRingBytes / shape.low_pair_bytes();
@@ -41,8 +42,8 @@ size_t weight_bytes(const ModelConfig& m, int max_positions) {
 }
 
 size_t activation_bytes(const ModelConfig& m, const CudaSizes& s) {
-  const size_t per_row = size_t(3 * m.hidden + std::max(m.q_rows() + 2 * m.kv_rows(), 2 * m.intermediate) +
-                                m.q_rows() + std::max(m.q_rows(), m.intermediate));
+  const size_t per_row =
+      size_t(3 * m.hidden + s.widest_row + m.q_rows() + std::max(m.q_rows(), m.intermediate));
   return size_t(row_bucket(s.max_rows)) * per_row * sizeof(uint16_t) +
          size_t(row_bucket(s.logit_rows)) *
              (size_t(m.hidden) * sizeof(uint16_t) + size_t(s.logit_stride) * sizeof(float)) +
@@ -85,6 +86,7 @@ CudaSizes cuda_sizes(const ModelConfig& m, const EngineConfig& config, int num_c
   s.max_rows = config.scheduler.max_step_tokens;
   s.max_seqs = std::min(config.scheduler.max_step_seqs, s.max_rows);
   s.max_batch = std::min(decode_bucket(s.max_seqs), row_bucket(s.max_rows));
+  s.widest_row = std::max({m.q_rows() + 2 * m.kv_rows(), 2 * m.intermediate, m.hidden});
   s.max_positions = config.max_model_len;
   s.max_pairs = ceil_div(config.max_model_len, kPairTokens) + 1;
   s.max_samples = s.max_rows + s.max_seqs;

@@ -13,6 +13,7 @@ struct CudaSizes {
   int max_rows = 0;       // tokens of a step; activations have room for row_bucket(max_rows)
   int max_seqs = 0;       // sequences of a step
   int max_batch = 0;      // the same with padding
+  int widest_row = 0;     // elements of gate and up, or of q, k and v; while products are tuned, of a norm
   int max_pairs = 0;      // pairs of a sequence
   int max_samples = 0;    // sample rows of a step
   int logit_rows = 0;     // rows of logits held at once

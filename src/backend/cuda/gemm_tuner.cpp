@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -35,6 +37,19 @@ size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& tim
   }
   const auto best = std::ranges::min_element(others, {}, &Timed::us);
   return best != others.end() && std::isfinite(best->us) ? best->candidate : 0;
+}
+
+std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms) {
+  std::vector<size_t> like;
+  for (auto form = forms.begin(); form != forms.end(); ++form) {
+    if (form->timed || !form->has_tile) continue;
+    const auto below =
+        std::find_if(std::make_reverse_iterator(form), forms.rend(), std::mem_fn(&TileForm::timed));
+    const auto above = std::find_if(form, forms.end(), std::mem_fn(&TileForm::timed));
+    const bool tile_above = above == forms.end() || above->tile;
+    if (below != forms.rend() && below->tile && tile_above) like.push_back(size_t(form - forms.begin()));
+  }
+  return like;
 }
 
 int tuning_turn(int rows, int max_rows) {

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
+#include <vector>
 
 namespace ekv {
 
@@ -21,8 +23,18 @@ size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& tim
 // steps have it.
 int tuning_turn(int rows, int max_rows);
 
-// With more rows power binds, not memory: a sample is then a mean over what the device's control of it needs to
-// settle, and a short one tells little of who is among the fastest.
+// A number of rows of one product.
+struct TileForm {
+  bool timed = false;     // or chosen before, by timing
+  bool has_tile = false;  // the kernel for many rows can do it
+  bool tile = false;      // is the fastest
+};
+// Which of `forms`, ascending in rows, take the kernel for many rows though they were not timed: those where it
+// turned out to be the fastest for the nearest numbers that were, below and, if there is one, above.
+std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms);
+
+// With more rows power binds, not memory: a sample is then the median of as many replays as the device's
+// control of it needs to settle, and a short one tells little of who is among the fastest.
 constexpr int kFewTuningRows = 512;
 constexpr double kSettlingUs = 30'000;
 constexpr size_t kFinalists = 3, kFinalistsUnderPower = 5;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -74,10 +75,14 @@ void HostPages::populate(size_t bytes) {
   const size_t pieces = (bytes + kPiece - 1) / kPiece;
   const size_t count =
       std::min({pieces, kMostThreads, size_t(std::max(1u, std::thread::hardware_concurrency()))});
-  std::vector<std::thread> others;
-  for (size_t i = 1; i < count; ++i) others.emplace_back(work, false);
-  work(true);
-  for (std::thread& thread : others) thread.join();
+  {
+    std::vector<std::jthread> others;
+    try {
+      for (size_t i = 1; i < count; ++i) others.emplace_back(work, false);
+    } catch (const std::system_error&) {  // no more threads: those that are there take all pieces
+    }
+    work(true);
+  }
   if (full) cuda_check(cudaErrorMemoryAllocation);
 }
 

@@ -4,7 +4,7 @@
 //
 // Pages of 2 MiB, where the system gives them, are taken by several threads, then locked in one call. Clearing
 // is what takes the time: 3.4 to 4.2 GB/s a thread with such pages, 0.8 with those of 4 KiB (on two cores of an
-// EPYC, virtual).
+// EPYC, virtual). 19.7 GiB take 0.7 s, and 1.0 s to lock, on an H200's host.
 
 #include <cstddef>
 #include <cstdint>
