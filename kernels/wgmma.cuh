@@ -1,6 +1,6 @@
 #pragma once
 // wgmma.cuh -- the matrix unit of sm_90a: descriptors of shared-memory tiles and the instructions that prefill
-// and products of many rows need.
+// and products of few and many rows need.
 //
 // A tile lies in shared memory as the KV layout has it: rows of 128 bytes (64 values), the 16-byte chunks of a
 // row XORed with the row's place in its group of 8, groups 1024 bytes apart (PTX ISA, "Asynchronous warpgroup

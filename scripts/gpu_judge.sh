@@ -3,16 +3,18 @@
 #   scripts/gpu_judge.sh OUT [PART...]    default: the parts below in this order, but those that OUT has as passed
 # OUT/PART.txt is a part's output, OUT/judge.json the table, OUT/clocks.csv the GPU's clocks; files of parts lie beside. The
 # grid keeps its cells in OUT/grid and goes on from them: call it again with the same OUT until it has all. Seconds on an
-# H200, estimated from what the parts ran there alone:
-#   lost 20      a lost device: errors, 503, one line, exit code 3            (lost_device_test_gpu)
-#   package 40   the package where nothing is installed                       (package_test.sh)
-#   http 150     time per token over HTTP beside the same load without it     (gpu_judge.py)
-#   promote 70   M5c: pairs that come back behind decode                      (gpu_judge.py)
-#   soak 340     5 minutes of mixed load with clients that leave              (soak.py)
+# H200, where they took them; those of ops, gemm, prefill and the grid are estimated:
+#   lost 5       a lost device: errors, 503, one line, exit code 3            (lost_device_test_gpu)
+#   package 5    the package where nothing is installed                       (package_test.sh)
+#   http 60      time per token over HTTP beside the same load without it     (gpu_judge.py)
+#   promote 50   M5c: pairs that come back behind decode                      (gpu_judge.py)
+#   soak 345     5 minutes of mixed load with clients that leave              (soak.py)
 #   ops 40       demotion, promotion and small kernels beside plain copies    (kernel_ops_bench)
-#   decode 60    products of few rows: tests, then every way of them as links of a chain    (skinny_gemm_test, kernel_gemm_bench)
-#   prefill 170  products of many rows: tests, cuBLASLt, steps of 8,192       (tile_gemm_test, kernel_gemm_bench, bench latency)
-#   steps 150    1 x 1K and 64 x 1K, and without what makes them fast         (bench latency)
+#   decode 140   products of few rows: tests of these, of norms and of tuning, then every way of them as links of a chain
+#                (skinny_gemm_test, layer_ops_test, cuda_gemm_test, kernel_gemm_bench)
+#   prefill 200  products of many rows: tests, cuBLASLt, steps of 8,192
+#                (tile_gemm_test, cuda_gemm_test, kernel_gemm_bench, bench latency)
+#   steps 100    1 x 1K and 64 x 1K, and without what makes them fast         (bench latency, replay)
 #   gemm 100     matrix products                                              (gemm_bench)
 #   grid 3800    presets, concurrency, policies, two models                   (bench/gpu_load.py)
 # JUDGE_SECONDS=570: for all of it; what finds less than 15 s is left out. JUDGE_BUILD=build/gpu: where the programs are.

@@ -1,6 +1,6 @@
 #pragma once
-// device.cuh, emulated -- the names of kernels/device.cuh that products of many rows use, on the threads of
-// emulator/cluster.h. Found before the real one where a kernel is compiled as plain C++.
+// device.cuh, emulated -- the names of kernels/device.cuh that products of few and many rows use, on the
+// threads of emulator/cluster.h. Found before the real one where a kernel is compiled as plain C++.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
