@@ -1,7 +1,8 @@
 #pragma once
 // attention.h -- attention of packed query rows over a paged KV cache of two fidelities.
 //
-//   q, out   [rows][heads][head_dim] fp16; q is rotated like K (kv_layout.h). out may not alias q.
+//   q        [rows][heads][head_dim] fp16, rotated like K (kv_layout.h)
+//   out      [rows][heads][head_dim] fp16 or bf16. It may not alias q.
 //   lse      [rows][heads] fp32, natural logarithm of the sum of exponentials; nullptr: not wanted
 //   pool     the KV pool of kv_layout.h, 16-byte aligned
 //   tables   [num_seqs][max_pairs]; entries past a sequence's last block are never followed
@@ -12,8 +13,8 @@
 //          h / group. A TARGET value is the fp16 number in the slot, a BASE value is what kv_layout.h says its
 //          byte stands for.
 // Error    products are exact, sums fp32, the probabilities are rounded to fp16 (at most 2^8 before the
-//          division): |out - exact| <= 2^-11 (|out| + 2 max|v|) + the scores' error, which is
-//          2^-22 * scale * sum|q k| * max|v|.
+//          division): |out - exact| <= r |out| + 2^-10 max|v| + the scores' error, which is
+//          2^-22 * scale * sum|q k| * max|v|; r is 2^-11 where out is fp16, 2^-8 where it is bf16.
 // Reads    only rows < kv_len of a slot are used; the bytes of later rows may hold anything, NaN too.
 // Skips    a sequence with kv_len 0 or without rows: its rows are not written, and nothing else is.
 // Order    asynchronous on `stream`. Every kernel but the one launched directly before must have finished with
@@ -44,6 +45,7 @@ struct AttnArgs {
   int rows = 0;     // of q; prefill sizes its grid by it
   float scale = 0;  // usually 1 / sqrt(head_dim)
   BaseFormat format = BaseFormat::fixed8;
+  Element out_element = Element::fp16;  // or bf16
   const uint16_t* q = nullptr;
   uint16_t* out = nullptr;
   float* lse = nullptr;

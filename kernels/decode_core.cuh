@@ -30,7 +30,7 @@ struct DecodeShared {
 template <int kHeadDim, int kHeadTiles>
 constexpr size_t kDecodeHeadBytes = align_up(sizeof(DecodeShared<kHeadDim, kHeadTiles>), 128);
 
-template <int kHeadDim, bool kElastic, class Format, int kHeadTiles>
+template <class Out, int kHeadDim, bool kElastic, class Format, int kHeadTiles>
 __device__ void consume(const DecodeParams& p, DecodeShared<kHeadDim, kHeadTiles>& shared,
                         const uint8_t* slots) {
   const int warp = threadIdx.x / kWarpSize, stride = p.a.shape.slot_bytes();
@@ -55,13 +55,13 @@ __device__ void consume(const DecodeParams& p, DecodeShared<kHeadDim, kHeadTiles
       barrier_arrive(&ring.empty[place.at]);
       place.advance(min(left, kDecodeWarps), p.stages);
     }
-    finish_item(p, item, state, shared.merge, warp);
+    finish_item<Out>(p, item, state, shared.merge, warp);
     barrier_arrive(&ring.item_empty[item_place.at]);
     item_place.advance(1, kItemBuffers);
   }
 }
 
-template <int kHeadDim, class Cursor, class Format, int kHeadTiles>
+template <class Out, int kHeadDim, class Cursor, class Format, int kHeadTiles>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) uint8_t raw[];
   auto& shared = *reinterpret_cast<DecodeShared<kHeadDim, kHeadTiles>*>(raw);
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   wait_for_kernels_ahead();
   let_next_kernel_begin();  // it waits at this place until this one has ended
   if (threadIdx.x < kConsumers) {
-    SplitMerge<kHeadDim> merge(p, shared.merge);
-    consume<kHeadDim, Cursor::kElastic, Format, kHeadTiles>(p, shared, slots);
+    SplitMerge<Out, kHeadDim> merge(p, shared.merge);
+    consume<Out, kHeadDim, Cursor::kElastic, Format, kHeadTiles>(p, shared, slots);
     merge.run();
   } else {
     Producer<Cursor, Format>(p, shared.ring, slots, shared.queries[0], sizeof(shared.queries[0])).run();
@@ -103,7 +103,12 @@ void launch_decode_kernel(const AttnArgs& args, const DecodeWorkspace& w, cudaSt
   EKV_CHECK(w.heads == args.heads && w.kv_heads == s.kv_heads && w.head_dim == kHeadDim,
             "workspace of another model");
   if (args.num_seqs == 0) return;
-  const auto kernel = decode_kernel<kHeadDim, CursorOf<kPath>, FormatOf<kFormat>, kHeadTiles>;
+  EKV_CHECK(args.out_element != Element::fp32, "the output is bf16 or fp16");
+  using Cursor = CursorOf<kPath>;
+  using Format = FormatOf<kFormat>;
+  const auto kernel = args.out_element == Element::bf16
+                          ? decode_kernel<__nv_bfloat16, kHeadDim, Cursor, Format, kHeadTiles>
+                          : decode_kernel<__half, kHeadDim, Cursor, Format, kHeadTiles>;
   int device, limit, multiprocessors;
   cuda_check(cudaGetDevice(&device));
   cuda_check(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));

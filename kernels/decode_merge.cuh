@@ -8,6 +8,7 @@
 
 #include "kernels/decode_producer.cuh"
 #include "kernels/decode_warp.cuh"
+#include "kernels/vec8.cuh"
 
 namespace ekv {
 
@@ -54,18 +55,20 @@ __device__ __forceinline__ bool written(float4 v) {
 
 // ---- one CTA
 
-// `head`: of the query.
+// `head`: of the query. Out, the output's type, is a template's argument all the way up: chosen here at run
+// time it changed the main loop and took a register more.
+template <class Out>
 __device__ __forceinline__ void write_row(const DecodeParams& p, int q_row, int head, int dim, float x0,
                                           float x1, float top, float sum) {
   const size_t row = size_t(q_row) * p.a.heads + head;
   const float inverse = 1.0f / sum;
   *reinterpret_cast<uint32_t*>(p.a.out + row * p.a.shape.head_dim + dim) =
-      pack_half2(x0 * inverse, x1 * inverse);
+      Pair16<Out>::pack(x0 * inverse, x1 * inverse);
   if (dim == 0 && p.a.lse) p.a.lse[row] = (top + log2f(sum)) * 0.6931471805599453f;
 }
 
 // Joins the warps' parts of head tile n: to the output if the CTA has the whole unit, else to its partial.
-template <int kHeadDim>
+template <class Out, int kHeadDim>
 __device__ void merge_warps(const DecodeParams& p, const DecodeItem& item, const MergeShared<kHeadDim>& shared,
                             int n) {
   const int heads = min(kHeadTile, p.group - n * kHeadTile);
@@ -83,7 +86,7 @@ __device__ void merge_warps(const DecodeParams& p, const DecodeItem& item, const
       x1 += f * x.y;
     }
     if (item.num_splits == 1) {
-      write_row(p, item.row, item.kv_head * p.group + head, dim, x0, x1, top, sum);
+      write_row<Out>(p, item.row, item.kv_head * p.group + head, dim, x0, x1, top, sum);
     } else {
       const size_t row = size_t(item.index) * p.a.heads + item.kv_head * p.group + head;
       store_words(reinterpret_cast<float2*>(p.plan.partial_out + row * kHeadDim + dim), x0, x1);
@@ -97,7 +100,7 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
 }
 
-template <int kHeadDim, int kHeadTiles>
+template <class Out, int kHeadDim, int kHeadTiles>
 __device__ void finish_item(const DecodeParams& p, const DecodeItem& item,
                             const WarpAttention<kHeadDim, kHeadTiles>& state, MergeShared<kHeadDim>& shared,
                             int warp) {
@@ -105,7 +108,7 @@ __device__ void finish_item(const DecodeParams& p, const DecodeItem& item,
   for (int n = 0; n < kHeadTiles; ++n) {
     state.store(shared, n, warp);
     consumers_sync();
-    merge_warps(p, item, shared, n);
+    merge_warps<Out>(p, item, shared, n);
     consumers_sync();
   }
 }
@@ -222,7 +225,7 @@ class PartialReader {
 
 // Joins the partials of all split sequences, spread over the whole grid: a task is one (sequence, query head),
 // for which a team of warps reads consecutive ranges of its partials, the more the fewer rows there are.
-template <int kHeadDim>
+template <class Out, int kHeadDim>
 class SplitMerge {
  public:
   // Asks for the first task at once: after the slots, every round trip to memory is on the way to the result.
@@ -273,8 +276,8 @@ class SplitMerge {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (dim(v) >= kHeadDim) continue;
-      write_row(p_, q_row, head, dim(v), m.x[v].x, m.x[v].y, m.top, m.sum);
-      write_row(p_, q_row, head, dim(v) + 2, m.x[v].z, m.x[v].w, m.top, m.sum);
+      write_row<Out>(p_, q_row, head, dim(v), m.x[v].x, m.x[v].y, m.top, m.sum);
+      write_row<Out>(p_, q_row, head, dim(v) + 2, m.x[v].z, m.x[v].w, m.top, m.sum);
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/device.cuh"
 #include "kernels/prefill_plan.h"
+#include "kernels/vec8.cuh"
 
 namespace ekv {
 

@@ -88,6 +88,7 @@ class WarpRows {
     values(slots, s);
   }
 
+  template <class Out>
   __device__ void store(const PrefillParams& p, const PrefillWork& w) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -101,7 +102,7 @@ class WarpRows {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 8; ++d)
         *reinterpret_cast<uint32_t*>(p.a.out + at + d * 8 + 2 * i) =
-            pack_half2(out_[d][2 * half] * inverse, out_[d][2 * half + 1] * inverse);
+            Pair16<Out>::pack(out_[d][2 * half] * inverse, out_[d][2 * half + 1] * inverse);
       if (i == 0 && p.a.lse) p.a.lse[at / kHeadDim] = (top_[half] + log2f(sum)) * kLn2;
     }
   }
@@ -183,7 +184,7 @@ class WarpRows {
   int first_row_, visible_[2];
 };
 
-template <int kHeadDim>
+template <class Out, int kHeadDim>
 __global__ void __launch_bounds__(kThreads) prefill_mma_kernel(const __grid_constant__ PrefillParams p) {
   using S = Shape<kHeadDim>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kThreads) prefill_mma_kernel(const __grid_cons
     rows.add(shared, now, tile * S::kKeys, (tile + 1) * S::kKeys > w.first_key + 1);
     __syncthreads();
   }
-  rows.store(p, w);
+  rows.template store<Out>(p, w);
 }
 
 }  // namespace
@@ -219,9 +220,11 @@ void launch_prefill_mma(const AttnArgs& args, const PrefillWorkspace& w, cudaStr
   EKV_CHECK(
       s.head_dim == kHeadDim && w.head_dim == kHeadDim && w.heads == args.heads && w.kv_heads == s.kv_heads,
       "workspace of another model");
+  EKV_CHECK(args.out_element != Element::fp32, "the output is bf16 or fp16");
   const int tiles = max_prefill_tiles(w, MatrixUnit::mma, args.rows, args.num_seqs);
   if (tiles == 0 || args.rows < 2) return;
-  const auto kernel = prefill_mma_kernel<kHeadDim>;
+  const auto kernel = args.out_element == Element::bf16 ? prefill_mma_kernel<__nv_bfloat16, kHeadDim>
+                                                        : prefill_mma_kernel<__half, kHeadDim>;
   constexpr int kBytes = Shape<kHeadDim>::kSharedBytes;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const PrefillParams p{args, prefill_plan_view(w, nullptr), args.heads / s.kv_heads, args.scale * kLog2E};

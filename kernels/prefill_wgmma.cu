@@ -116,6 +116,7 @@ class Rows {
     for (int half = 0; half < 2; ++half) visible_[half] = w.visible(row_ + 8 * half, p.group);
   }
 
+  template <class Out>
   __device__ void run() {
     load_queries();
     const int num_tiles = (w_.keys + S::kKeys - 1) / S::kKeys;
@@ -145,7 +146,7 @@ class Rows {
     start_values();
     pass_turn();
     wait_values();
-    store();
+    store<Out>();
   }
 
  private:
@@ -178,8 +179,8 @@ class Rows {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const int column = step / 4, at = step % 4 * 32;
-      wgmma_shared(s_, wgmma_tile(q + column * kRows * kRowBytes + at),
-                   wgmma_tile(k + column * S::kColumnBytes + at), step > 0);
+      wgmma_shared<__half>(s_, wgmma_tile(q + column * kRows * kRowBytes + at),
+                           wgmma_tile(k + column * S::kColumnBytes + at), step > 0);
     }
     wgmma_commit();
   }
@@ -293,6 +294,7 @@ class Rows {
       for (int r = 0; r < 4; ++r) p16_[step][r] = pack_half2(s_[step * 8 + 2 * r], s_[step * 8 + 2 * r + 1]);
   }
 
+  template <class Out>
   __device__ void store() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -308,7 +310,7 @@ class Rows {
 #pragma unroll
         for (int d = 0; d < S::kOutWidth / 8; ++d)
           *reinterpret_cast<uint32_t*>(p_.a.out + at + o * S::kOutWidth + d * 8 + lane_ % 4 * 2) =
-              pack_half2(out_[o][d * 4 + 2 * half] * inverse, out_[o][d * 4 + 2 * half + 1] * inverse);
+              Pair16<Out>::pack(out_[o][d * 4 + 2 * half] * inverse, out_[o][d * 4 + 2 * half + 1] * inverse);
       if (lane_ % 4 == 0 && p_.a.lse)
         p_.a.lse[at / kHeadDim] = (top_[half] * p_.scale_log2 + log2f(sum)) * kLn2;
     }
@@ -327,7 +329,7 @@ class Rows {
 
 #endif
 
-template <int kHeadDim>
+template <class Out, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 1) prefill_wgmma_kernel(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t raw[];
@@ -349,7 +351,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_wgmma_kernel(const __grid
     Loader<kHeadDim>(p, w, shared).run();
   } else {
     grow_registers<kConsumerRegisters>();
-    Rows<kHeadDim>(p, w, shared).run();
+    Rows<kHeadDim>(p, w, shared).template run<Out>();
   }
 #endif
 }
@@ -362,9 +364,11 @@ void launch_prefill_wgmma(const AttnArgs& args, const PrefillWorkspace& w, cudaS
   EKV_CHECK(
       s.head_dim == kHeadDim && w.head_dim == kHeadDim && w.heads == args.heads && w.kv_heads == s.kv_heads,
       "workspace of another model");
+  EKV_CHECK(args.out_element != Element::fp32, "the output is bf16 or fp16");
   const int tiles = max_prefill_tiles(w, MatrixUnit::wgmma, args.rows, args.num_seqs);
   if (tiles == 0 || args.rows < 2) return;
-  const auto kernel = prefill_wgmma_kernel<kHeadDim>;
+  const auto kernel = args.out_element == Element::bf16 ? prefill_wgmma_kernel<__nv_bfloat16, kHeadDim>
+                                                        : prefill_wgmma_kernel<__half, kHeadDim>;
   constexpr int kBytes = sizeof(Shared<kHeadDim>);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const PrefillParams p{args, prefill_plan_view(w, nullptr), args.heads / s.kv_heads, args.scale * kLog2E};
@@ -374,7 +378,7 @@ void launch_prefill_wgmma(const AttnArgs& args, const PrefillWorkspace& w, cudaS
 
 bool device_has_wgmma() {
   cudaFuncAttributes attributes;
-  cuda_check(cudaFuncGetAttributes(&attributes, prefill_wgmma_kernel<128>));
+  cuda_check(cudaFuncGetAttributes(&attributes, prefill_wgmma_kernel<__half, 128>));
   return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // skinny_gemm.h -- y = x W^T for few rows: the sizes at which a product is one reading of W.
 //
-// plain   y[r][o] = sum_i x[r][i] w[o][i], fp16 in, fp32 sums, one rounding to fp16 or none
+// plain   y[r][o] = sum_i x[r][i] w[o][i], fp16 or bf16 in, fp32 sums, one rounding to the same type or none
 // gated   y[r][o] = round(g) / (1 + exp(-round(g))) * round(u) with g = sum_i x[r][i] w[0][o][i] and
 //                                                                  u = sum_i x[r][i] w[1][o][i]
 //
@@ -29,17 +29,18 @@ namespace ekv {
 constexpr int kMaxSkinnyRows = 128;  // with wgmma; without, 32
 
 struct SkinnyGemmArgs {
-  const void* w = nullptr;  // [outputs][inputs], gated [gate, up][outputs][inputs], fp16, device memory,
-                            // aligned to 16 bytes
-  const void* x = nullptr;  // [rows][inputs] fp16, aligned to 16 bytes
-  void* y = nullptr;        // [rows][out_stride] fp16 or fp32, aligned to its element; overlaps neither w nor x
+  const void* w = nullptr;  // [outputs][inputs], gated [gate, up][outputs][inputs], device memory, aligned to
+                            // 16 bytes
+  const void* x = nullptr;  // [rows][inputs], aligned to 16 bytes
+  void* y = nullptr;        // [rows][out_stride], aligned to its element; overlaps neither w nor x
   int rows = 0;             // 1 to kMaxSkinnyRows
   int outputs = 0;          // any
   int inputs = 0;           // a multiple of 8
   int out_stride = 0;       // elements, at least `outputs`; what lies between the rows is left alone
   bool fp32_out = false;    // not with gated
   bool gated = false;       // where find_skinny_gated() says so
-  int split = 1;            // one of find_skinny's
+  Element element = Element::fp16;  // of w and x, and of y unless that is fp32; fp16 or bf16
+  int split = 1;                    // one of find_skinny's
 };
 
 // The splits that a product may have, the most promising first. Empty: these kernels do not do it (more rows,

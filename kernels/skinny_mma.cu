@@ -19,6 +19,7 @@
 #include "kernels/device.cuh"
 #include "kernels/programmatic.cuh"
 #include "kernels/skinny_split.h"
+#include "kernels/vec8.cuh"
 
 namespace ekv {
 namespace {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void load_x(const SkinnyGemmArgs& a, const Slice& sli
 template <int kTokenTiles>
 using Sums = float[kOutputTiles][kTokenTiles][4];
 
-template <int kTokenTiles>
+template <class T, int kTokenTiles>
 __device__ __forceinline__ void add_step(Sums<kTokenTiles>& sums, const uint4 (&w)[kVectors],
                                          const uint4 (&x)[kTokenTiles]) {
 #pragma unroll
@@ -146,13 +147,13 @@ __device__ __forceinline__ void add_step(Sums<kTokenTiles>& sums, const uint4 (&
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
-      mma_m16n8k16(sums[i][j], first, x[j].x, x[j].y);
-      mma_m16n8k16(sums[i][j], second, x[j].z, x[j].w);
+      mma_m16n8k16<T>(sums[i][j], first, x[j].x, x[j].y);
+      mma_m16n8k16<T>(sums[i][j], second, x[j].z, x[j].w);
     }
   }
 }
 
-template <int kTokenTiles>
+template <class T, int kTokenTiles>
 __device__ void multiply(const SkinnyGemmArgs& a, uint8_t* shared, Sums<kTokenTiles>& sums) {
   const Slice slice(a);
   WeightRing ring(a, slice, shared);
@@ -167,7 +168,7 @@ __device__ void multiply(const SkinnyGemmArgs& a, uint8_t* shared, Sums<kTokenTi
     for (int i = 0; i < kStepsPerLine; ++i) {
       uint4 w[kVectors];
       ring.take(i, w);
-      add_step<kTokenTiles>(sums, w, x[i]);
+      add_step<T, kTokenTiles>(sums, w, x[i]);
       load_x<kTokenTiles>(a, slice, (line + 1) * kStepsPerLine + i, x[i]);
     }
     ring.refill(line);
@@ -192,19 +193,21 @@ __device__ float* share_sums(uint8_t* shared, const Sums<kTokenTiles>& sums) {
   return all;
 }
 
+template <class T>
 __device__ void store_sum(const SkinnyGemmArgs& a, int row, int output, float sum) {
   if (output >= a.outputs) return;
   const size_t at = size_t(row) * a.out_stride + output;
   if (a.fp32_out)
     static_cast<float*>(a.y)[at] = sum;
   else
-    static_cast<__half*>(a.y)[at] = __float2half(sum);
+    static_cast<T*>(a.y)[at] = Pair16<T>::round(sum);
 }
 
 // Adds up the parts, each CTA of the cluster for its share of the outputs. `sums`: [row][output], this part's.
 // Results take the place of this part's sums, which nobody else reads. The second barrier, which keeps a CTA
 // from leaving while its sums are read, orders no memory: all that a thread has read of others has been added
 // by the time it comes there, and the stores of y are not waited for.
+template <class T>
 __device__ void add_parts(const SkinnyGemmArgs& a, int first_output, float* sums) {
   const int per_part = kMmaOutputs / a.split, begin = int(blockIdx.x % a.split) * per_part;
   const auto place = [&](int i) { return sums + i / per_part * kPitch + begin + i % per_part; };
@@ -218,17 +221,17 @@ __device__ void add_parts(const SkinnyGemmArgs& a, int first_output, float* sums
   __syncwarp();
   cluster_arrive_relaxed();
   for (int i = threadIdx.x; i < a.rows * per_part; i += kThreads)
-    store_sum(a, i / per_part, first_output + begin + i % per_part, *place(i));
+    store_sum<T>(a, i / per_part, first_output + begin + i % per_part, *place(i));
   __syncwarp();
   cluster_wait();
 }
 
-template <int kTokenTiles>
+template <class T, int kTokenTiles>
 __global__ void __launch_bounds__(kThreads, kSkinnyCtasPerMultiprocessor)
     skinny_kernel(const __grid_constant__ SkinnyGemmArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   Sums<kTokenTiles> sums{};
-  multiply<kTokenTiles>(a, shared, sums);
+  multiply<T, kTokenTiles>(a, shared, sums);
   float* const of_warps = share_sums<kTokenTiles>(shared, sums);
   const int first_output = int(blockIdx.x / a.split) * kMmaOutputs;
   for (int i = threadIdx.x; i < a.rows * kMmaOutputs; i += kThreads) {
@@ -238,26 +241,28 @@ __global__ void __launch_bounds__(kThreads, kSkinnyCtasPerMultiprocessor)
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) sum += at[warp * kTokenTiles * 8 * kPitch];
     if (a.split == 1)
-      store_sum(a, row, first_output + output, sum);
+      store_sum<T>(a, row, first_output + output, sum);
     else
       *at = sum;
   }
-  if (a.split > 1) add_parts(a, first_output, of_warps);
+  if (a.split > 1) add_parts<T>(a, first_output, of_warps);
 }
 
 using Kernel = void (*)(SkinnyGemmArgs);
+template <class T>
 Kernel kernel_for(int rows) {
-  if (rows <= 8) return skinny_kernel<1>;
-  if (rows <= 16) return skinny_kernel<2>;
-  return skinny_kernel<4>;
+  if (rows <= 8) return skinny_kernel<T, 1>;
+  if (rows <= 16) return skinny_kernel<T, 2>;
+  return skinny_kernel<T, 4>;
 }
 
 }  // namespace
 
-bool device_has_skinny_clusters() { return is_hopper_code(skinny_kernel<1>); }
+bool device_has_skinny_clusters() { return is_hopper_code(skinny_kernel<__half, 1>); }
 
 void launch_skinny_mma(const SkinnyGemmArgs& a, cudaStream_t stream) {
-  const Kernel kernel = kernel_for(a.rows);
+  const Kernel kernel =
+      a.element == Element::bf16 ? kernel_for<__nv_bfloat16>(a.rows) : kernel_for<__half>(a.rows);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));

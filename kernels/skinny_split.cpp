@@ -70,6 +70,7 @@ void check_skinny(const SkinnyGemmArgs& a, const SkinnyWay& way, const SkinnyDev
             "rows or outputs out of range");
   EKV_CHECK(a.inputs >= 8 && a.inputs % 8 == 0, "inputs must be a multiple of 8");
   EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
+  EKV_CHECK(a.element != Element::fp32, "products take bf16 or fp16");
   EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");
   EKV_CHECK(a.split == 1 || a.inputs >= a.split * inputs_of(way.unit), "a part without inputs");
   EKV_CHECK(!a.gated || (way.unit == SkinnyUnit::wgmma && !a.fp32_out), "no gated product of this kind");

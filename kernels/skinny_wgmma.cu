@@ -6,18 +6,19 @@
 namespace ekv {
 namespace {
 
-template <int kRows>
+template <class T, int kRows>
 __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyCtasPerMultiprocessor)
     skinny_wgmma_kernel(const __grid_constant__ SkinnyParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t raw[];
-  skinny_wgmma<kRows>(p, *reinterpret_cast<SkinnyShared<kRows>*>(raw));
+  skinny_wgmma<T, kRows>(p, *reinterpret_cast<SkinnyShared<kRows>*>(raw));
 #endif
 }
 
 template <int kRows>
 void launch(const SkinnyGemmArgs& a, int columns, cudaStream_t stream) {
-  const auto kernel = skinny_wgmma_kernel<kRows>;
+  const auto kernel = a.element == Element::bf16 ? skinny_wgmma_kernel<__nv_bfloat16, kRows>
+                                                 : skinny_wgmma_kernel<__half, kRows>;
   constexpr unsigned kBytes = SkinnyShared<kRows>::bytes();
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes)));
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -31,7 +32,7 @@ void launch(const SkinnyGemmArgs& a, int columns, cudaStream_t stream) {
 
 bool device_has_skinny_wgmma() {
   cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, skinny_wgmma_kernel<64>));
+  cuda_check(cudaFuncGetAttributes(&code, skinny_wgmma_kernel<__half, 64>));
   return code.ptxVersion >= 90 && code.binaryVersion >= 90;
 }
 

@@ -12,14 +12,13 @@
 // the same x: each loads a slice of its rows for all of them, which halves what is read of the L2 beside W. The
 // parts add up their sums at the end, in their order, each for its share of the outputs.
 
-#include <cuda_fp16.h>
-
 #include <cstddef>
 
 #include "elastickv/base.h"
 #include "kernels/device.cuh"
 #include "kernels/skinny_split.h"
 #include "kernels/tensor_map.h"
+#include "kernels/vec8.cuh"
 #include "kernels/wgmma.cuh"
 
 namespace ekv {
@@ -86,8 +85,8 @@ struct SkinnyParams {
 inline SkinnyParams make_skinny_params(const SkinnyGemmArgs& a, int columns, int room) {
   const uint64_t inputs = uint64_t(a.inputs), outputs = uint64_t(a.outputs), rows = uint64_t(a.rows);
   SkinnyParams p{};
-  p.w = make_tensor_map(Element::fp16, a.w, {inputs, outputs * (a.gated ? 2 : 1)}, {kWgmmaInputs, kSkinnyHalf});
-  p.x = make_tensor_map(Element::fp16, a.x, {inputs, rows}, {kWgmmaInputs, uint32_t(room / columns)});
+  p.w = make_tensor_map(a.element, a.w, {inputs, outputs * (a.gated ? 2 : 1)}, {kWgmmaInputs, kSkinnyHalf});
+  p.x = make_tensor_map(a.element, a.x, {inputs, rows}, {kWgmmaInputs, uint32_t(room / columns)});
   p.a = a, p.columns = columns;
   const size_t quad_bytes = 4 * (a.fp32_out ? sizeof(float) : sizeof(uint16_t));
   p.whole_quads =
@@ -209,7 +208,7 @@ class SkinnyRows {
 //
 // Lane (i, j) = (lane % 4, lane / 4) holds outputs j and j + 8 of its warp's 16 of each half, rows 2i and 2i +
 // 1 of each 8.
-template <int kRows>
+template <class T, int kRows>
 class SkinnySums {
  public:
   __device__ SkinnySums(const SkinnyParams& p, const SkinnyPart& part, SkinnyShared<kRows>& shared)
@@ -252,8 +251,8 @@ class SkinnySums {
     for (int step = 0; step < kWgmmaInputs / 16; ++step)
 #pragma unroll
       for (int half = 0; half < kSkinnyHalves; ++half)
-        wgmma_shared(sums_[half], wgmma_at(wgmma_tile(w + half * kSkinnyHalf * kSkinnyRowBytes), step * 32),
-                     wgmma_at(x, step * 32), block > 0 || step > 0);
+        wgmma_shared<T>(sums_[half], wgmma_at(wgmma_tile(w + half * kSkinnyHalf * kSkinnyRowBytes), step * 32),
+                        wgmma_at(x, step * 32), block > 0 || step > 0);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -275,15 +274,16 @@ class SkinnySums {
   float sums_[kSkinnyHalves][kRows / 2];
 };
 
+template <class T>
 __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int output, float4 sum) {
   const size_t at = size_t(row) * p.a.out_stride + output;
   float* const y32 = static_cast<float*>(p.a.y) + at;
-  __half* const y16 = static_cast<__half*>(p.a.y) + at;
+  T* const y16 = static_cast<T*>(p.a.y) + at;
   if (p.whole_quads && output < p.a.outputs) {
     if (p.a.fp32_out)
       *reinterpret_cast<float4*>(y32) = sum;
     else
-      *reinterpret_cast<uint2*>(y16) = make_uint2(pack_half2(sum.x, sum.y), pack_half2(sum.z, sum.w));
+      *reinterpret_cast<uint2*>(y16) = make_uint2(Pair16<T>::pack(sum.x, sum.y), Pair16<T>::pack(sum.z, sum.w));
     return;
   }
   const float each[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -293,12 +293,14 @@ __device__ __forceinline__ void store_skinny(const SkinnyParams& p, int row, int
     if (p.a.fp32_out)
       y32[i] = each[i];
     else
-      y16[i] = __float2half(each[i]);
+      y16[i] = Pair16<T>::round(each[i]);
   }
 }
 
+template <class T>
 __device__ __forceinline__ float gate_skinny(float gate, float up) {
-  return silu_mul(__half2float(__float2half(gate)), __half2float(__float2half(up)));
+  using Type = Pair16<T>;
+  return silu_mul(Type::value(Type::round(gate)), Type::value(Type::round(up)));
 }
 
 // Threads of a CTA that finish its outputs. Without parts to add, those that wrote the sums: a barrier among
@@ -310,7 +312,7 @@ constexpr int kSkinnyFinishers = kSplit == 1 ? kSkinnyGroup : kSkinnyThreads;
 //
 // What another CTA holds comes over the network of the cluster, which takes long to answer: the sums of several
 // rows are asked for before the first are added.
-template <int kRows, int kSplit, bool kGated>
+template <class T, int kRows, int kSplit, bool kGated>
 class SkinnyShare {
  public:
   // `sums`: of this part.
@@ -337,7 +339,7 @@ class SkinnyShare {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (row(first, i) < p_.a.rows)
-          store_skinny(p_, row(first, i), first_output_ + output_, result(sums[i]));
+          store_skinny<T>(p_, row(first, i), first_output_ + output_, result(sums[i]));
     }
   }
 
@@ -373,8 +375,8 @@ class SkinnyShare {
     const float4 sum = added(sums[0]);
     if constexpr (kGated) {
       const float4 up = added(sums[1]);
-      return {gate_skinny(sum.x, up.x), gate_skinny(sum.y, up.y), gate_skinny(sum.z, up.z),
-              gate_skinny(sum.w, up.w)};
+      return {gate_skinny<T>(sum.x, up.x), gate_skinny<T>(sum.y, up.y), gate_skinny<T>(sum.z, up.z),
+              gate_skinny<T>(sum.w, up.w)};
     }
     return sum;
   }
@@ -390,10 +392,10 @@ class SkinnyShare {
 // read, orders no memory. The barrier of the CTA would not be needed there: racecheck sees no order between a
 // write and a read by a loader's warp, which came to the barrier between them long before, if that is the only
 // one.
-template <int kRows, int kSplit, bool kGated>
+template <class T, int kRows, int kSplit, bool kGated>
 __device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
                                                     float* sums) {
-  const SkinnyShare<kRows, kSplit, kGated> share(p, part, sums);
+  const SkinnyShare<T, kRows, kSplit, kGated> share(p, part, sums);
   if constexpr (kSplit == 1) {
     if (threadIdx.x >= kSkinnyFinishers<kSplit>) return;
     named_sync(kSkinnyAllWritten, kSkinnyFinishers<kSplit>);
@@ -407,25 +409,25 @@ __device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const
     cluster_wait();
   }
 }
-template <int kRows, int kSplit>
+template <class T, int kRows, int kSplit>
 __device__ __forceinline__ void finish_skinny_split(const SkinnyParams& p, const SkinnyPart& part,
                                                     float* sums) {
   if (p.a.gated)
-    finish_skinny_split<kRows, kSplit, true>(p, part, sums);
+    finish_skinny_split<T, kRows, kSplit, true>(p, part, sums);
   else
-    finish_skinny_split<kRows, kSplit, false>(p, part, sums);
+    finish_skinny_split<T, kRows, kSplit, false>(p, part, sums);
 }
-template <int kRows>
+template <class T, int kRows>
 __device__ __forceinline__ void finish_skinny(const SkinnyParams& p, const SkinnyPart& part, float* sums) {
   static_assert(kMaxSkinnySplit == 8);
-  if (p.a.split == 1) return finish_skinny_split<kRows, 1>(p, part, sums);
-  if (p.a.split == 2) return finish_skinny_split<kRows, 2>(p, part, sums);
-  if (p.a.split == 4) return finish_skinny_split<kRows, 4>(p, part, sums);
-  finish_skinny_split<kRows, 8>(p, part, sums);
+  if (p.a.split == 1) return finish_skinny_split<T, kRows, 1>(p, part, sums);
+  if (p.a.split == 2) return finish_skinny_split<T, kRows, 2>(p, part, sums);
+  if (p.a.split == 4) return finish_skinny_split<T, kRows, 4>(p, part, sums);
+  finish_skinny_split<T, kRows, 8>(p, part, sums);
 }
 
 // All threads of a CTA of a cluster of split * columns.
-template <int kRows>
+template <class T, int kRows>
 __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared<kRows>& shared) {
   const SkinnyPart part(p);
   const int warp = threadIdx.x / kWarpSize;
@@ -442,11 +444,11 @@ __device__ __forceinline__ void skinny_wgmma(const SkinnyParams& p, SkinnyShared
     if (first_lane) weights.run();
   } else {
     wait_for_kernels_ahead();
-    if (warp < kSkinnyWeightWarp) SkinnySums<kRows>(p, part, shared).run();
+    if (warp < kSkinnyWeightWarp) SkinnySums<T, kRows>(p, part, shared).run();
     if (warp == kSkinnyRowsWarp && first_lane) rows.run();
   }
   __syncwarp();
-  finish_skinny<kRows>(p, part, shared.sums());
+  finish_skinny<T, kRows>(p, part, shared.sums());
 }
 
 #endif

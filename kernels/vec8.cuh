@@ -17,6 +17,8 @@ struct Pair16<__half> {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_half2(low, high); }
+  static __device__ __forceinline__ __half round(float x) { return __float2half(x); }
+  static __device__ __forceinline__ float value(__half x) { return __half2float(x); }
 };
 template <>
 struct Pair16<__nv_bfloat16> {
@@ -27,6 +29,8 @@ struct Pair16<__nv_bfloat16> {
     const __nv_bfloat162 b = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&b);
   }
+  static __device__ __forceinline__ __nv_bfloat16 round(float x) { return __float2bfloat16(x); }
+  static __device__ __forceinline__ float value(__nv_bfloat16 x) { return __bfloat162float(x); }
 };
 
 template <class T>

@@ -17,7 +17,7 @@ size_t y_bytes(const SkinnyGemmArgs& a) {
   return (size_t(a.rows - 1) * size_t(a.out_stride) + size_t(a.outputs)) * (a.fp32_out ? 4 : 2);
 }
 
-template <int kRows>
+template <class T, int kRows>
 void run_grid(const SkinnyGemmArgs& a, int columns) {
   const size_t values = size_t(a.rows) * size_t(a.inputs);
   const auto* given = static_cast<const uint16_t*>(a.x);
@@ -29,7 +29,7 @@ void run_grid(const SkinnyGemmArgs& a, int columns) {
   const SkinnyParams p = make_skinny_params(late, columns, kRows);
   const int cluster = a.split * columns, grid = skinny_grid(a, columns);
   for (int first = 0; first < grid; first += cluster) {
-    std::fill_n(x, values, uint16_t(0x7e00));  // NaN
+    std::fill_n(x, values, uint16_t(0x7fff));  // NaN of both types
     const std::vector<std::byte> before(y, y + y_bytes(a));
     emulator::ClusterShape shape;
     shape.ctas = cluster, shape.threads = kSkinnyThreads, shape.shared_bytes = SkinnyShared<kRows>::bytes();
@@ -40,9 +40,18 @@ void run_grid(const SkinnyGemmArgs& a, int columns) {
       std::copy_n(given, values, x);
     };
     emulator::run_cluster(shape, next_seed++, [&](std::byte* shared) {
-      skinny_wgmma<kRows>(p, *reinterpret_cast<SkinnyShared<kRows>*>(shared));
+      skinny_wgmma<T, kRows>(p, *reinterpret_cast<SkinnyShared<kRows>*>(shared));
     });
   }
+}
+
+template <class T>
+void run_rows(const SkinnyGemmArgs& a, int columns) {
+  if (a.rows <= 8) return run_grid<T, 8>(a, columns);
+  if (a.rows <= 16) return run_grid<T, 16>(a, columns);
+  if (a.rows <= 32) return run_grid<T, 32>(a, columns);
+  if (a.rows <= 64) return run_grid<T, 64>(a, columns);
+  run_grid<T, 128>(a, columns);
 }
 
 }  // namespace
@@ -53,11 +62,8 @@ SkinnyDevice skinny_device() {
 
 void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream_t) {
   check_skinny(a, way, skinny_device());
-  if (a.rows <= 8) return run_grid<8>(a, way.columns);
-  if (a.rows <= 16) return run_grid<16>(a, way.columns);
-  if (a.rows <= 32) return run_grid<32>(a, way.columns);
-  if (a.rows <= 64) return run_grid<64>(a, way.columns);
-  run_grid<128>(a, way.columns);
+  if (a.element == Element::bf16) return run_rows<__nv_bfloat16>(a, way.columns);
+  run_rows<__half>(a, way.columns);
 }
 
 }  // namespace ekv

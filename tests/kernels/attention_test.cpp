@@ -16,8 +16,9 @@
 namespace ekv::test {
 namespace {
 
-void expect_matches_definition(const AttnCase& c, const BuiltCase& b, const AttnOutput& got) {
-  const std::vector<double> out = half_values(got.out);
+void expect_matches_definition(const AttnCase& c, const BuiltCase& b, const AttnOutput& got,
+                               Element element = Element::fp16) {
+  const std::vector<double> out = decode_all(element, got.out);
   for (int s = 0; s < b.in.num_seqs(); ++s) {
     const int first = b.in.q_start[s], rows = b.in.q_start[s + 1] - first, keys = b.in.kv_len[s];
     const size_t row = size_t(c.heads) * c.head_dim, begin = first * row, end = (first + rows) * row;
@@ -30,8 +31,9 @@ void expect_matches_definition(const AttnCase& c, const BuiltCase& b, const Attn
                                            {b.q.begin() + begin, b.q.begin() + end}, b.k[s], b.v[s]);
     double top_value = 0;
     for (double v : b.v[s]) top_value = std::max(top_value, std::fabs(v));
-    EXPECT_TRUE(all_near(std::vector<double>(out.begin() + begin, out.begin() + end), ref.out,
-                         [&](size_t i) { return attention_tolerance(ref, top_value, keys, ref.out[i]); }))
+    EXPECT_TRUE(
+        all_near(std::vector<double>(out.begin() + begin, out.begin() + end), ref.out,
+                 [&](size_t i) { return attention_tolerance(ref, top_value, keys, ref.out[i], element); }))
         << "sequence " << s << " of " << c.name;
     const auto lse = got.lse.begin() + size_t(first) * c.heads;
     EXPECT_TRUE(all_near(
@@ -64,7 +66,7 @@ void check_case(const AttnCase& c, AttnRun run = {}, unsigned seed = 1) {
     EXPECT_TRUE(got.repeats_equal);
     if (first.empty()) {
       first = got.out;
-      expect_matches_definition(c, b, got);
+      expect_matches_definition(c, b, got, run.out);
     }
     EXPECT_EQ(got.out, first) << "path " << int(path) << " of " << c.name << " differs in bits";
     if (testing::Test::HasFailure()) return;
@@ -83,6 +85,13 @@ TEST_P(Attention, MatchesDefinitionInOneShare) {
   run.num_ctas = GetParam().kv_heads;
   check_case(GetParam(), run);
 }
+TEST_P(Attention, MatchesDefinitionInBf16) {
+  AttnRun run;
+  run.out = Element::bf16;
+  check_case(GetParam(), run);
+  run.num_ctas = GetParam().kv_heads;
+  if (has_shares()) check_case(GetParam(), run);
+}
 INSTANTIATE_TEST_SUITE_P(Named, Attention, testing::ValuesIn(named_cases()),
                          [](const auto& info) { return info.param.name; });
 
@@ -91,6 +100,11 @@ class AttentionPlainMma : public testing::TestWithParam<AttnCase> {};
 TEST_P(AttentionPlainMma, MatchesDefinition) {
   AttnRun run;
   run.plain_mma = true;
+  check_case(GetParam(), run);
+}
+TEST_P(AttentionPlainMma, MatchesDefinitionInBf16) {
+  AttnRun run;
+  run.plain_mma = true, run.out = Element::bf16;
   check_case(GetParam(), run);
 }
 std::vector<AttnCase> prefill_cases() {

@@ -19,12 +19,13 @@
 namespace ekv::test {
 namespace {
 
-constexpr uint16_t kPoison = 0xffff;  // NaN in fp16; two of them are one in fp32
+constexpr uint16_t kPoison = 0xffff;  // NaN in fp16 and bf16; two of them are one in fp32
 
 struct Product {
   int rows, outputs, inputs;
   bool fp32_out;
   bool gated = false;
+  Element element = Element::fp16;
   int matrix_rows() const { return gated ? 2 * outputs : outputs; }
 };
 
@@ -44,7 +45,7 @@ Data whole_numbers(const Product& c, unsigned seed) {
   std::mt19937 rng(seed);
   const auto fill = [&](size_t count) {
     std::vector<uint16_t> values(count);
-    for (uint16_t& v : values) v = half_bits(int(rng() % 7) - 3);
+    for (uint16_t& v : values) v = encode(c.element, int(rng() % 7) - 3);
     return values;
   };
   return {fill(size_t(c.matrix_rows()) * c.inputs), fill(size_t(c.rows) * c.inputs)};
@@ -55,7 +56,8 @@ Data real_numbers(const Product& c, unsigned seed) {
   std::normal_distribution<double> normal;
   const auto fill = [&](size_t count, double scale) {
     std::vector<uint16_t> values(count);
-    for (uint16_t& v : values) v = half_bits(normal(rng) * scale * (rng() % 64 ? 1 : 30));  // outlier channels
+    for (uint16_t& v : values)
+      v = encode(c.element, normal(rng) * scale * (rng() % 64 ? 1 : 30));  // outlier channels
     return values;
   };
   return {fill(size_t(c.outputs) * c.inputs, 0.05), fill(size_t(c.rows) * c.inputs, 1)};
@@ -67,7 +69,7 @@ struct Expected {
 };
 
 Expected expected(const Product& c, const Data& d) {
-  const std::vector<double> w = decode_all(Element::fp16, d.w), x = decode_all(Element::fp16, d.x);
+  const std::vector<double> w = decode_all(c.element, d.w), x = decode_all(c.element, d.x);
   Expected e;
   for (int r = 0; r < c.rows; ++r)
     for (int o = 0; o < c.matrix_rows(); ++o) {
@@ -92,7 +94,7 @@ std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& w
   SkinnyGemmArgs a;
   a.w = d_w.data(), a.x = d_x.data(), a.y = d_y.data();
   a.rows = c.rows, a.outputs = c.outputs, a.inputs = c.inputs, a.out_stride = stride;
-  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split;
+  a.fp32_out = c.fp32_out, a.gated = c.gated, a.split = way.split, a.element = c.element;
   launch_skinny_way(a, way, nullptr);
 
   const std::vector<uint16_t> bits = d_y.host();
@@ -106,21 +108,24 @@ std::vector<double> multiply(const Product& c, const Data& d, const SkinnyWay& w
       }
       float value;
       std::memcpy(&value, at, c.fp32_out ? 4 : 2);
-      y.push_back(c.fp32_out ? value : half_value(*at));
+      y.push_back(c.fp32_out ? value : decode(c.element, *at));
     }
   }
   return y;
 }
+
+double round_to(Element e, double x) { return decode(e, encode(e, x)); }
 
 void expect_whole_numbers(const Product& c, unsigned seed) {
   const Data d = whole_numbers(c, seed);
   const Expected e = expected(c, d);
   for (const SkinnyWay& way : ways(c)) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << " rows " << c.rows << " outputs " << c.outputs
-                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " " << name_of(way));
+                                    << " inputs " << c.inputs << " fp32 " << c.fp32_out << " bf16 "
+                                    << (c.element == Element::bf16) << " " << name_of(way));
     const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i)
-      ASSERT_EQ(y[i], c.fp32_out ? e.sum[i] : round_to_half(e.sum[i]))
+      ASSERT_EQ(y[i], c.fp32_out ? e.sum[i] : round_to(c.element, e.sum[i]))
           << "row " << i / c.outputs << " output " << i % c.outputs;
   }
 }
@@ -137,39 +142,56 @@ TEST_P(SkinnyGemm, RealNumbersAreWithinTheBound) {
     const std::vector<double> y = multiply(c, d, way);
     for (size_t i = 0; i < y.size(); ++i) {
       const double bound = (c.inputs * 0x1p-27 + 0x1p-20) * e.magnitude[i];
-      const double rounding = c.fp32_out ? 0 : half_step(Element::fp16, std::fabs(e.sum[i]) + bound);
+      const double rounding = c.fp32_out ? 0 : half_step(c.element, std::fabs(e.sum[i]) + bound);
       ASSERT_NEAR(y[i], e.sum[i], bound + rounding)
           << "row " << i / c.outputs << " output " << i % c.outputs << " " << name_of(way);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tails, SkinnyGemm,
-                         testing::Values(Product{1, 1, 8, true},         // smaller than everything
-                                         Product{3, 65, 264, true},      // one output and one vector too many
-                                         Product{8, 63, 248, false},     // one too few
-                                         Product{9, 130, 2056, true},    // a tile of rows too many, every split
-                                         Product{17, 70, 520, false},    //
-                                         Product{32, 129, 1000, true},   // all rows of mma
-                                         Product{33, 127, 72, false},    // a tile of rows, and inputs, too many
-                                         Product{64, 260, 712, false},   // four outputs at a time
-                                         Product{12, 132, 200, true},    //
-                                         Product{65, 131, 1096, true},   //
-                                         Product{97, 140, 584, false},   // goes that are not whole
-                                         Product{128, 257, 520, true}),  // all rows
-                         [](const auto& info) { return "case" + std::to_string(info.index); });
-INSTANTIATE_TEST_SUITE_P(Large, SkinnyGemm,
-                         testing::Values(Product{1, 576, 1536, false},   // SmolLM2-135M's down
-                                         Product{16, 512, 4096, false},  // a slice of Llama-3.1-8B's O
-                                         Product{2, 256, 14336, false},  // of its down
-                                         Product{5, 1999, 1024, true}),  // LM head of odd size
-                         [](const auto& info) { return "case" + std::to_string(info.index); });
+std::vector<Product> of_both_types(std::vector<Product> products) {
+  for (size_t i = 0, count = products.size(); i < count; ++i) {
+    products.push_back(products[i]);
+    products.back().element = Element::bf16;
+  }
+  return products;
+}
+std::string name_case(const testing::TestParamInfo<Product>& info) {
+  return std::string(info.param.element == Element::bf16 ? "bf16_" : "fp16_") + std::to_string(info.index);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Tails, SkinnyGemm,
+    testing::ValuesIn(of_both_types({Product{1, 1, 8, true},           // smaller than everything
+                                     Product{3, 65, 264, true},        // one output and one vector too many
+                                     Product{8, 63, 248, false},       // one too few
+                                     Product{9, 130, 2056, true},      // a tile of rows too many, every split
+                                     Product{17, 70, 520, false},      //
+                                     Product{32, 129, 1000, true},     // all rows of mma
+                                     Product{33, 127, 72, false},      // a tile of rows, and inputs, too many
+                                     Product{64, 260, 712, false},     // four outputs at a time
+                                     Product{12, 132, 200, true},      //
+                                     Product{65, 131, 1096, true},     //
+                                     Product{97, 140, 584, false},     // goes that are not whole
+                                     Product{128, 257, 520, true}})),  // all rows
+    name_case);
+INSTANTIATE_TEST_SUITE_P(
+    Large, SkinnyGemm,
+    testing::ValuesIn(of_both_types({Product{1, 576, 1536, false},     // SmolLM2-135M's down
+                                     Product{16, 512, 4096, false},    // a slice of Llama-3.1-8B's O
+                                     Product{2, 256, 14336, false},    // of its down
+                                     Product{5, 1999, 1024, true}})),  // LM head of odd size
+    name_case);
 
 TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
   std::mt19937 rng(3);
   for (int round = 0; round < std::max(4, long_run(200)); ++round) {
-    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 300), 8 * (1 + int(rng() % 150)),
-                    rng() % 2 == 0};
+    const Product c{1 + int(rng() % kMaxSkinnyRows),
+                    1 + int(rng() % 300),
+                    8 * (1 + int(rng() % 150)),
+                    rng() % 2 == 0,
+                    false,
+                    rng() % 3 ? Element::fp16 : Element::bf16};
     expect_whole_numbers(c, rng());
     if (HasFatalFailure()) return;
   }
@@ -177,19 +199,22 @@ TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
 
 // What launch_silu_mul() makes of the plain product's rounded sums, within its error.
 TEST(SkinnyGemmGated, MatchesDefinition) {
-  for (const Product& c : {Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true},
-                           Product{23, 65, 1032, false, true}, Product{64, 200, 520, false, true},
-                           Product{101, 68, 520, false, true}, Product{128, 131, 136, false, true}}) {
+  for (const Product& c :
+       of_both_types({Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true},
+                      Product{23, 65, 1032, false, true}, Product{64, 200, 520, false, true},
+                      Product{101, 68, 520, false, true}, Product{128, 131, 136, false, true}})) {
     Data d = whole_numbers(c, unsigned(c.rows));
-    for (uint16_t& w : d.w) w = half_bits(half_value(w) / 32);  // sums are exact, gates not too large for fp16
+    // Sums are exact, gates not too large for fp16.
+    for (uint16_t& w : d.w) w = encode(c.element, decode(c.element, w) / 32);
     const Expected e = expected(c, d);
     for (const SkinnyWay& way : ways(c)) {
       const std::vector<double> y = multiply(c, d, way);
       for (size_t i = 0; i < y.size(); ++i) {
         const size_t row = i / c.outputs * c.matrix_rows(), output = i % c.outputs;
-        const double g = round_to_half(e.sum[row + output]), u = round_to_half(e.sum[row + c.outputs + output]);
+        const double g = round_to(c.element, e.sum[row + output]);
+        const double u = round_to(c.element, e.sum[row + c.outputs + output]);
         const double want = g / (1 + std::exp(-g)) * u;
-        ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(Element::fp16, std::fabs(want)))
+        ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(c.element, std::fabs(want)))
             << c.rows << " rows, row " << i / c.outputs << " output " << output << " " << name_of(way);
       }
     }
@@ -199,7 +224,10 @@ TEST(SkinnyGemmGated, MatchesDefinition) {
 // Every tail of a tile of rows; few outputs and inputs, none of them whole.
 TEST(SkinnyGemmRows, EveryNumber) {
   for (int rows = 1; rows <= kMaxSkinnyRows; ++rows) {
-    expect_whole_numbers({rows, 1 + rows % 3 * 67, 136 + rows % 2 * 64, rows % 5 < 2}, unsigned(rows));
+    Product c{rows, 1 + rows % 3 * 67, 136 + rows % 2 * 64, rows % 5 < 2};
+    expect_whole_numbers(c, unsigned(rows));
+    c.element = Element::bf16;
+    if (rows % 4 == 1) expect_whole_numbers(c, unsigned(rows));  // the type has no part in what rows are whose
     if (testing::Test::HasFatalFailure()) return;
   }
 }
@@ -214,20 +242,20 @@ TEST(SkinnyGemmRows, OfManyEverySplit) {
 
 // A row's bits are the same alone and among others, whatever those hold: also where there are NaN and
 // infinities. They depend on kernel and split, and on nothing else.
-TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
-  for (const SkinnyWay& way : ways({1, 96, 1288, true})) {
+void expect_independent_rows(Element element) {
+  for (const SkinnyWay& way : ways({1, 96, 1288, true, false, element})) {
     const int most = way.unit == SkinnyUnit::mma ? kMaxMmaRows : kMaxSkinnyRows;
-    const Product all{most, 96, 1288, true};
+    const Product all{most, 96, 1288, true, false, element};
     const Data d = real_numbers(all, 4);
     const std::vector<double> y = multiply(all, d, way);
     for (int rows : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 127}) {
       if (rows > most) continue;
-      const Product some{rows, all.outputs, all.inputs, true};
+      const Product some{rows, all.outputs, all.inputs, true, false, element};
       Data part = d;
       part.x.resize(size_t(rows) * all.inputs);
       if (rows > 2)
         for (int i = 0; i < all.inputs; ++i)
-          part.x[size_t(rows - 1) * all.inputs + i] = i % 2 ? 0x7c00 : 0x7e00;
+          part.x[size_t(rows - 1) * all.inputs + i] = encode(element, i % 2 ? INFINITY : NAN);
       for (const SkinnyWay& same : ways(some)) {
         if (same.unit != way.unit || same.split != way.split) continue;
         const std::vector<double> few = multiply(some, part, same);
@@ -237,6 +265,8 @@ TEST(SkinnyGemmRows, DoNotDependOnEachOther) {
     }
   }
 }
+TEST(SkinnyGemmRows, DoNotDependOnEachOther) { expect_independent_rows(Element::fp16); }
+TEST(SkinnyGemmRows, DoNotDependOnEachOtherInBf16) { expect_independent_rows(Element::bf16); }
 
 TEST(SkinnyGemmRows, TwentyRepeatsAreTheSame) {
   const Product c{50, 300, 2056, true};

@@ -7,13 +7,11 @@
 
 #include "elastickv/base.h"
 #include "kernels/attention.h"
-#include "tests/support/half.h"
 #include "tests/support/host_cuda.h"
+#include "tests/support/number_formats.h"
 
 namespace ekv {
 namespace {
-
-using test::half_bits;
 
 float half_value(uint16_t bits) {
   static const std::vector<float> values = [] {
@@ -67,7 +65,7 @@ void attend(const AttnArgs& a, size_t at, int visible, const std::vector<float>&
     sum += p;
     for (size_t d = 0; d < dim; ++d) acc[d] += p * v[token * dim + d];
   }
-  for (size_t d = 0; d < dim; ++d) a.out[at * dim + d] = half_bits(acc[d] / sum);
+  for (size_t d = 0; d < dim; ++d) a.out[at * dim + d] = test::encode(a.out_element, acc[d] / sum);
 }
 
 void attend_sequences(const AttnArgs& a, KvPath path, bool decodes) {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tests/support/number_formats.h"
+
 namespace ekv::test {
 
 struct RefAttention {
@@ -45,12 +47,14 @@ inline RefAttention ref_attention(int rows, int keys, int heads, int kv_heads, i
   return r;
 }
 
-// The contract of attention.h: output and probabilities are rounded to fp16; below 2^-14 of the maximum a
-// probability is off by up to 2^-25; scores carry the rounding of fp32 sums.
-inline double attention_tolerance(const RefAttention& ref, double top_value, int keys, double want) {
-  const double half_step = std::ldexp(1, -11), score_error = std::ldexp(ref.score_size, -20);
-  return half_step * (std::fabs(want) + 2 * top_value) + top_value * (2 * score_error + std::ldexp(keys, -25)) +
-         std::ldexp(1, -24);
+// The contract of attention.h: the output is rounded to `out`, probabilities to fp16; below 2^-14 of the
+// maximum a probability is off by up to 2^-25; scores carry the rounding of fp32 sums.
+inline double attention_tolerance(const RefAttention& ref, double top_value, int keys, double want,
+                                  Element out = Element::fp16) {
+  const double rounding = std::ldexp(1, out == Element::bf16 ? -8 : -11),
+               score_error = std::ldexp(ref.score_size, -20);
+  return rounding * std::fabs(want) + std::ldexp(top_value, -10) +
+         top_value * (2 * score_error + std::ldexp(keys, -25)) + std::ldexp(1, -24);
 }
 
 }  // namespace ekv::test

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "elastickv/kv_layout.h"
+#include "kernels/element.h"
 
 namespace ekv::test {
 
 // The pool as the test fills it. A page that is not listed, and the bytes of it that hold no value, are poison.
 constexpr uint8_t kPoison = 0x7f;  // as fp16: NaN; as an exponent: 2^127
-// What output elements hold before the run: a NaN that no computation makes.
+// What output elements hold before the run: in fp16 a NaN that no computation makes, in bf16 more than V holds.
 constexpr uint16_t kUntouched = 0x7e55;
 
 struct AttnInput {
@@ -37,10 +38,11 @@ struct AttnRun {
   int num_ctas = 0;        // of decode; 0: one per multiprocessor
   int repeats = 1;         // runs in a row on one plan; all must give the same bits
   bool plain_mma = false;  // prefill: the kernel for older devices, also where a newer one exists
+  Element out = Element::fp16;
 };
 
 struct AttnOutput {
-  std::vector<uint16_t> out;  // [rows][heads][head_dim]
+  std::vector<uint16_t> out;  // [rows][heads][head_dim] of AttnRun::out
   std::vector<float> lse;     // [rows][heads]
   bool repeats_equal = true;
 };

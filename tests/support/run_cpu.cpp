@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "tests/support/half.h"
+#include "tests/support/number_formats.h"
 #include "tests/support/run_attention.h"
 
 namespace ekv::test {
@@ -41,7 +41,7 @@ std::vector<float> read_part(const AttnInput& in, int seq, int head, int part) {
 
 // `at`: index of (row, head).
 void attend(const AttnInput& in, size_t at, int visible, const std::vector<float>& k,
-            const std::vector<float>& v, AttnOutput& result) {
+            const std::vector<float>& v, Element element, AttnOutput& result) {
   const int dim = in.shape.head_dim;
   std::vector<float> q(dim), acc(dim, 0.0f);
   for (int d = 0; d < dim; ++d) q[d] = float(half_value(in.q[at * dim + d]));
@@ -55,13 +55,13 @@ void attend(const AttnInput& in, size_t at, int visible, const std::vector<float
     sum = sum * shrink + p;
     for (int d = 0; d < dim; ++d) acc[d] = acc[d] * shrink + p * v[token * dim + d];
   }
-  for (int d = 0; d < dim; ++d) result.out[at * dim + d] = half_bits(acc[d] / sum);
+  for (int d = 0; d < dim; ++d) result.out[at * dim + d] = encode(element, acc[d] / sum);
   result.lse[at] = top + std::log(sum);
 }
 
 }  // namespace
 
-AttnOutput run_attention(const AttnInput& in, const AttnRun&) {
+AttnOutput run_attention(const AttnInput& in, const AttnRun& run) {
   AttnOutput result;
   result.out.assign(in.q.size(), kUntouched);
   result.lse.assign(size_t(in.rows()) * in.heads, NAN);
@@ -73,7 +73,7 @@ AttnOutput run_attention(const AttnInput& in, const AttnRun&) {
       const std::vector<float> k = read_part(in, seq, kv_head, kKey), v = read_part(in, seq, kv_head, kValue);
       for (int i = 0; i < rows; ++i)
         for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
-          attend(in, size_t(first + i) * in.heads + head, in.kv_len[seq] - rows + i + 1, k, v, result);
+          attend(in, size_t(first + i) * in.heads + head, in.kv_len[seq] - rows + i + 1, k, v, run.out, result);
     }
   }
   return result;

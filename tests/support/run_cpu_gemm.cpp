@@ -12,10 +12,10 @@
 namespace ekv {
 namespace {
 
-std::vector<float> half_row(const void* matrix, size_t row, size_t columns) {
-  const uint16_t* from = static_cast<const uint16_t*>(matrix) + row * columns;
+std::vector<float> row_of(const void* matrix, Element e, size_t row, size_t columns) {
   std::vector<float> values(columns);
-  for (size_t i = 0; i < columns; ++i) values[i] = float(test::half_value(from[i]));
+  for (size_t i = 0; i < columns; ++i)
+    values[i] = float(test::decode(e, static_cast<const uint16_t*>(matrix)[row * columns + i]));
   return values;
 }
 
@@ -28,34 +28,28 @@ SkinnyDevice skinny_device() {
 void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream_t) {
   check_skinny(a, way, skinny_device());
   std::vector<std::vector<float>> x;
-  for (int r = 0; r < a.rows; ++r) x.push_back(half_row(a.x, r, a.inputs));
+  for (int r = 0; r < a.rows; ++r) x.push_back(row_of(a.x, a.element, size_t(r), size_t(a.inputs)));
   const auto sum_of = [&](int r, const std::vector<float>& w) {
     float sum = 0;
     for (int i = 0; i < a.inputs; ++i) sum += x[r][i] * w[i];
     return sum;
   };
-  const auto rounded = [](float sum) { return float(test::half_value(test::half_bits(sum))); };
+  const auto rounded = [&](float sum) { return float(test::decode(a.element, test::encode(a.element, sum))); };
   for (int o = 0; o < a.outputs; ++o) {
-    const std::vector<float> w = half_row(a.w, o, a.inputs);
-    const std::vector<float> up = a.gated ? half_row(a.w, a.outputs + o, a.inputs) : w;
+    const std::vector<float> w = row_of(a.w, a.element, size_t(o), size_t(a.inputs));
+    const std::vector<float> up = a.gated ? row_of(a.w, a.element, size_t(a.outputs + o), size_t(a.inputs)) : w;
     for (int r = 0; r < a.rows; ++r) {
       float sum = sum_of(r, w);
       if (a.gated) sum = rounded(sum) / (1 + std::exp(-rounded(sum))) * rounded(sum_of(r, up));
       const size_t at = size_t(r) * a.out_stride + o;
       if (a.fp32_out) static_cast<float*>(a.y)[at] = sum;
-      if (!a.fp32_out) static_cast<uint16_t*>(a.y)[at] = test::half_bits(sum);
+      if (!a.fp32_out) static_cast<uint16_t*>(a.y)[at] = test::encode(a.element, sum);
     }
   }
 }
 
 namespace {
 
-std::vector<float> row_of(const void* matrix, Element e, size_t row, size_t columns) {
-  std::vector<float> values(columns);
-  for (size_t i = 0; i < columns; ++i)
-    values[i] = float(test::decode(e, static_cast<const uint16_t*>(matrix)[row * columns + i]));
-  return values;
-}
 uint16_t rounded_product(Element e, const std::vector<float>& x, const std::vector<float>& w) {
   float sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[i] * w[i];

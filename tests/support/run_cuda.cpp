@@ -55,6 +55,7 @@ class AttnDevice {
     args_.rows = int(rows_);
     args_.scale = in.scale;
     args_.format = in.format;
+    args_.out_element = run.out;
     args_.q = q_.data();
     args_.out = out_.data();
     args_.lse = lse_.data();

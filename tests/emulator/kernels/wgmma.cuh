@@ -27,15 +27,9 @@ void shrink_registers() {}
 template <int kRegisters>
 void grow_registers() {}
 
-template <class T>
-void wgmma_shared(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  const auto to_float = [](uint16_t bits) { return float(same_bits<T>(bits)); };
-  emulator::add_product(d, a, b, add, to_float);
-}
-
-template <int n>
+template <class T, int n>
 void wgmma_shared(float (&d)[n], uint64_t a, uint64_t b, bool add) {
-  emulator::add_product(d, a, b, add, [](uint16_t bits) { return float(same_bits<__half>(bits)); });
+  emulator::add_product(d, a, b, add, [](uint16_t bits) { return float(same_bits<T>(bits)); });
 }
 
 }  // namespace ekv
