@@ -108,12 +108,17 @@ struct CpuOptions {
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
                                                   const CpuOptions& options);
 
+// Of weights and activations on a GPU; KV is fp16 with either. automatic: float16, which keeps three bits more
+// of a value than bfloat16, unless a weight is beyond its range.
+enum class CudaDtype : uint8_t { automatic, float16, bfloat16 };
+
 // How the GPU is driven.
 struct CudaLaunch {
   bool enforce_eager = false;  // launch steps of decodes kernel by kernel and not as a graph; the same bits
   bool tune_gemms = false;     // time the candidates of matrix products at the start, for 20 s at most; another
                                // choice changes the last bits of sums
   std::string gemm_cache;      // file that keeps what was found; empty: none
+  CudaDtype dtype = CudaDtype::automatic;
 };
 
 struct CudaOptions {
@@ -122,9 +127,9 @@ struct CudaOptions {
   HostContent host_content = HostContent::low_planes;
   CudaLaunch launch;
 };
-// The product: weights and activations in fp16. All memory is taken here, a report of it is logged. `model` may
-// go afterwards. Errors: a build without CUDA, no GPU, too little memory, a model without kernels. The backend
-// throws CudaError (kernels/cuda_check.h), a DeviceError, when it loses its device.
+// The product. All memory is taken here, a report of it is logged. `model` may go afterwards. Errors: a build
+// without CUDA, no GPU, too little memory, a model without kernels, a weight that the type cannot hold. The
+// backend throws CudaError (kernels/cuda_check.h), a DeviceError, when it loses its device.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const Model& model, const EngineConfig& config,
                                                    const CudaOptions& options);
 constexpr int kMaxCudaLogprobs = 20;  // SampleRow::num_logprobs at most

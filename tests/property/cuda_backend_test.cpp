@@ -10,9 +10,11 @@
 #include <random>
 
 #include "backend/cuda/cuda_sizes.h"
+#include "backend/cuda/cuda_weights.h"
 #include "support/backend_target.h"
 #include "support/elastic_runner.h"
 #include "support/golden_model.h"
+#include "support/number_formats.h"
 
 namespace ekv::test {
 namespace {
@@ -468,22 +470,33 @@ TEST_P(CudaBackendTest, SettingsReachTheSampler) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaBackendTest, testing::Values("tiny-llama", "tiny-qwen2", "tiny-qwen3"));
 
+// Of a dummy model, whose weights are bf16 in ordinary memory.
+void set_weight(const Tensor& tensor, size_t element, float value) {
+  const uint16_t bits = uint16_t(std::bit_cast<uint32_t>(value) >> 16);
+  std::memcpy(const_cast<std::byte*>(tensor.data.data()) + 2 * element, &bits, 2);
+}
+
+// Token kBad has hidden states beyond fp16.
+constexpr TokenId kBad = 7;
+Model overflowing_model() {
+  const ModelConfig config = *builtin_model_config("tiny");
+  Model model = Model::dummy(config);
+  for (size_t token = 0; token < size_t(config.vocab); ++token)
+    set_weight(model.weights().embedding, token * size_t(config.hidden), token == size_t(kBad) ? 100.0f : 0.0f);
+  set_weight(model.weights().layers[0].input_norm, 0, 60000.0f);
+  return model;
+}
+
+std::unique_ptr<Backend> target_of_type(const Model& model, CudaDtype dtype) {
+  auto made = make_cuda_backend(model, config_of(KvPolicy::target_only), {.launch = {.dtype = dtype}});
+  EXPECT_TRUE(made) << made.error().message;
+  return made ? *std::move(made) : nullptr;
+}
+
 // A row whose hidden state overflows fp16 fails its chunk and no other.
 TEST(CudaBackend, OverflowFailsItsSequenceOnly) {
-  Result<ModelConfig> config = builtin_model_config("tiny");
-  ASSERT_TRUE(config);
-  const Model model = Model::dummy(*config);
-  const auto set = [](const Tensor& tensor, size_t element, float value) {
-    const uint16_t bits = uint16_t(std::bit_cast<uint32_t>(value) >> 16);
-    std::memcpy(const_cast<std::byte*>(tensor.data.data()) + 2 * element, &bits,
-                2);  // dummy weights are ordinary memory
-  };
-  const size_t hidden = size_t(config->hidden);
-  constexpr TokenId kBad = 7;
-  for (size_t token = 0; token < size_t(config->vocab); ++token)
-    set(model.weights().embedding, token * hidden, token == size_t(kBad) ? 100.0f : 0.0f);
-  set(model.weights().layers[0].input_norm, 0, 60000.0f);
-  const auto device = target(model, config_of(KvPolicy::target_only));
+  const Model model = overflowing_model();
+  const auto device = target_of_type(model, CudaDtype::float16);
   std::vector<int32_t> pages = all_pages(kRunnerPages);
   std::vector<DrivenSequence> sequences{driven({1, 2, 3}), driven({4, kBad, 5, 6}), driven({8}), driven({kBad}),
                                         driven({9, 10})};
@@ -493,6 +506,73 @@ TEST(CudaBackend, OverflowFailsItsSequenceOnly) {
   EXPECT_EQ(out.invalid_chunks, (std::vector<int32_t>{1, 3}));
   ASSERT_EQ(out.rows.size(), sequences.size());
   for (const size_t good : {0u, 2u, 4u}) EXPECT_GE(out.rows[good].token, 0);
+}
+
+void expect_rounded(const DeviceTensor& got, Element element, const Tensor& weight) {
+  std::vector<uint16_t> bits(got.size());
+  cuda_check(cudaMemcpy(bits.data(), got.data(), got.bytes(), cudaMemcpyDeviceToHost));
+  const std::vector<float> values = to_float(weight);
+  ASSERT_EQ(bits.size(), values.size());
+  for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(bits[i], encode(element, double(values[i]))) << values[i];
+}
+
+// Whatever type the file has: tiny-mistral is fp16, tiny-llama bf16; the norms of one are fp32.
+TEST(CudaBackend, WeightsAreTheNearestOfTheirType) {
+  for (const char* name : {"tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3"})
+    for (const Element element : {Element::fp16, Element::bf16}) {
+      SCOPED_TRACE(testing::Message() << name << (element == Element::bf16 ? " bf16" : " fp16"));
+      const auto model = load_golden(name);
+      const auto got =
+          upload_weights(*model, 16, element == Element::bf16 ? CudaDtype::bfloat16 : CudaDtype::float16);
+      ASSERT_TRUE(got) << got.error().message;
+      EXPECT_EQ(got->element, element);
+      const LayerWeights& layer = model->weights().layers.front();
+      expect_rounded(got->embedding, element, model->weights().embedding);
+      expect_rounded(got->final_norm, element, model->weights().final_norm);
+      expect_rounded(got->layers.front().input_norm, element, layer.input_norm);
+      expect_rounded(got->layers.front().o, element, layer.o);
+      expect_rounded(got->layers.front().down, element, layer.down);
+    }
+}
+
+TEST(CudaBackend, Bfloat16HoldsWhatOverflowsFp16) {
+  const Model model = overflowing_model();
+  const auto device = target_of_type(model, CudaDtype::bfloat16);
+  ASSERT_TRUE(device);
+  std::vector<int32_t> pages = all_pages(kRunnerPages);
+  DrivenSequence prompt = driven({4, kBad, 5, 6}), single = driven({kBad});
+  DrivenStep step(pages);
+  step.add(prompt, 4), step.add(single, 1);
+  const StepOutput& out = step.run(*device);
+  EXPECT_TRUE(out.invalid_chunks.empty());
+  ASSERT_EQ(out.rows.size(), 2u);
+  for (const SampledRow& row : out.rows) EXPECT_GE(row.token, 0);
+}
+
+TEST(CudaBackend, WeightsBeyondTheTypeAreRefusedAndAutoTakesTheOther) {
+  const ModelConfig model_config = *builtin_model_config("tiny");
+  const EngineConfig config = config_of(KvPolicy::target_only);
+  struct Case {
+    float weight;
+    bool float16, bfloat16, automatic;
+  };
+  for (const Case& c :
+       {Case{65280, true, true, true}, Case{65536, false, true, true}, Case{3e38f, false, true, true},
+        Case{INFINITY, false, false, false}, Case{NAN, false, false, false}}) {
+    const Model model = Model::dummy(model_config);
+    set_weight(model.weights().layers[1].down, 5, c.weight);
+    const auto starts = [&](CudaDtype dtype) {
+      auto made = make_cuda_backend(model, config, {.launch = {.dtype = dtype}});
+      if (!made) {
+        EXPECT_EQ(made.error().param, "model");
+        EXPECT_NE(made.error().message.find("layer 1: down"), std::string::npos) << made.error().message;
+      }
+      return bool(made);
+    };
+    EXPECT_EQ(starts(CudaDtype::float16), c.float16) << c.weight;
+    EXPECT_EQ(starts(CudaDtype::bfloat16), c.bfloat16) << c.weight;
+    EXPECT_EQ(starts(CudaDtype::automatic), c.automatic) << c.weight;
+  }
 }
 
 TEST(CudaBackend, WhatDoesNotFitIsRefused) {

@@ -1,5 +1,5 @@
-// Matrix products on the GPU, before and after tuning, against sums in double; what the file keeps is what was
-// chosen. Every candidate that tuning can choose is a candidate that this test can meet.
+// Matrix products in fp16 and bf16 on the GPU, before and after tuning, against sums in double; what the file
+// keeps is what was chosen. Every candidate that tuning can choose is a candidate that this test can meet.
 
 #include "backend/cuda/cuda_gemm.h"
 
@@ -13,7 +13,7 @@
 #include "backend/cuda/cuda_raii.h"
 #include "backend/cuda/gemm_cache.h"
 #include "kernels/layer_ops.h"
-#include "support/half.h"
+#include "support/number_formats.h"
 
 namespace ekv::test {
 namespace {
@@ -34,17 +34,18 @@ DeviceBuffer<T> on_device(const std::vector<T>& values) {
   return made;
 }
 
-class CudaGemmTest : public testing::Test {
+class CudaGemmTest : public testing::TestWithParam<Element> {
  protected:
   void SetUp() override {
+    for (GemmShape& s : shapes_) s.element = GetParam();
     const unsigned seed = std::random_device()();
     std::printf("seed %u\n", seed);
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal;
-    for (const GemmShape& s : kShapes) {
+    for (const GemmShape& s : shapes_) {
       const auto random = [&](size_t count) {
         std::vector<uint16_t> bits(count);
-        for (uint16_t& b : bits) b = half_bits(normal(rng));
+        for (uint16_t& b : bits) b = encode(GetParam(), normal(rng));
         return bits;
       };
       const size_t rows = size_t(row_bucket(s.max_rows));
@@ -53,7 +54,7 @@ class CudaGemmTest : public testing::Test {
       d_y_.emplace_back(rows * size_t(s.out_stride)), d_made_.emplace_back(rows * size_t(s.outputs));
       residual_.push_back(s.after == After::norm ? random(rows * size_t(s.outputs)) : random(1));
       d_residual_.push_back(on_device(residual_.back()));
-      d_weight_.push_back(on_device(std::vector<uint16_t>(size_t(s.outputs), half_bits(1))));
+      d_weight_.push_back(on_device(std::vector<uint16_t>(size_t(s.outputs), encode(GetParam(), 1))));
       operands_.push_back({{d_w_.back().data()}, d_x_.back().data(), d_y_.back().data()});
       operands_.back().ahead = [this, own = d_w_.back().data()](const void* w, int rows, cudaStream_t) {
         EXPECT_GE(rows, 1);
@@ -66,12 +67,12 @@ class CudaGemmTest : public testing::Test {
   }
 
   void expect_products(CudaGemm& gemm) {
-    for (size_t i = 0; i < std::size(kShapes); ++i)
-      for (int rows = 1; rows <= kShapes[i].max_rows; rows += 1 + rows / 3) expect_product(gemm, i, rows);
+    for (size_t i = 0; i < shapes_.size(); ++i)
+      for (int rows = 1; rows <= shapes_[i].max_rows; rows += 1 + rows / 3) expect_product(gemm, i, rows);
   }
 
   void expect_product(CudaGemm& gemm, size_t i, int rows) {
-    const GemmShape& s = kShapes[i];
+    const GemmShape& s = shapes_[i];
     if (s.after == After::activation) return expect_gated(gemm, i, rows);
     if (s.after == After::norm) return expect_normed(gemm, i, rows);
     cuda_check(cudaMemset(d_y_[i].data(), 0x7f, d_y_[i].bytes()));
@@ -83,15 +84,15 @@ class CudaGemmTest : public testing::Test {
       for (int o = 0; o < s.outputs; o += 1 + o % 7) {
         const auto [want, size] = exact_sum(i, row, o);
         const size_t at = size_t(row) * size_t(s.out_stride) + size_t(o);
-        const double got = s.fp32_out ? double(y[at]) : half_value(reinterpret_cast<uint16_t*>(y.data())[at]);
-        const double bound = size * s.inputs * 0x1p-24 + (s.fp32_out ? 0 : std::fabs(want) * 0x1p-10);
+        const double got = s.fp32_out ? double(y[at]) : value_of(reinterpret_cast<uint16_t*>(y.data())[at]);
+        const double bound = size * s.inputs * 0x1p-24 + (s.fp32_out ? 0 : std::fabs(want) * step_);
         ASSERT_NEAR(got, want, bound) << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
       }
   }
 
   // The activation takes g and u as a product rounds them, each off by a step at most.
   void expect_gated(CudaGemm& gemm, size_t i, int rows) {
-    const GemmShape& s = kShapes[i];
+    const GemmShape& s = shapes_[i];
     const int width = s.outputs / 2;
     cuda_check(cudaMemset(d_made_[i].data(), 0x7f, d_made_[i].bytes()));
     gemm.multiply_gated(int(i), d_w_[i].data(), d_x_[i].data(), d_y_[i].data(), d_made_[i].data(), rows,
@@ -102,11 +103,11 @@ class CudaGemmTest : public testing::Test {
         const auto [gate, gate_size] = exact_sum(i, row, o);
         const auto [up, up_size] = exact_sum(i, row, width + o);
         const double silu = gate / (1 + std::exp(-gate)), want = silu * up;
-        const double gate_bound = gate_size * s.inputs * 0x1p-24 + std::fabs(gate) * 0x1p-10 + 0x1p-24;
-        const double up_bound = up_size * s.inputs * 0x1p-24 + std::fabs(up) * 0x1p-10 + 0x1p-24;
+        const double gate_bound = gate_size * s.inputs * 0x1p-24 + std::fabs(gate) * step_ + 0x1p-24;
+        const double up_bound = up_size * s.inputs * 0x1p-24 + std::fabs(up) * step_ + 0x1p-24;
         const double bound = 1.1 * gate_bound * (std::fabs(up) + up_bound) + std::fabs(silu) * up_bound +
-                             std::fabs(want) * 0x1p-10 + 0x1p-24;
-        ASSERT_NEAR(half_value(got[size_t(row) * size_t(width) + size_t(o)]), want, bound)
+                             std::fabs(want) * step_ + 0x1p-24;
+        ASSERT_NEAR(value_of(got[size_t(row) * size_t(width) + size_t(o)]), want, bound)
             << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
       }
   }
@@ -114,13 +115,13 @@ class CudaGemmTest : public testing::Test {
   RmsNormArgs norm_args(size_t i) const {
     RmsNormArgs norm;
     norm.residual = d_residual_[i].data(), norm.weight = d_weight_[i].data(), norm.out = d_made_[i].data();
-    norm.hidden = kShapes[i].outputs, norm.epsilon = 1e-5f, norm.element = Element::fp16;
+    norm.hidden = shapes_[i].outputs, norm.epsilon = 1e-5f, norm.element = GetParam();
     return norm;
   }
 
   // The residual stream has the rounded product, and the norm is that of the residual stream.
   void expect_normed(CudaGemm& gemm, size_t i, int rows) {
-    const GemmShape& s = kShapes[i];
+    const GemmShape& s = shapes_[i];
     cuda_check(
         cudaMemcpy(d_residual_[i].data(), residual_[i].data(), d_residual_[i].bytes(), cudaMemcpyHostToDevice));
     cuda_check(cudaMemset(d_made_[i].data(), 0x7f, d_made_[i].bytes()));
@@ -130,15 +131,15 @@ class CudaGemmTest : public testing::Test {
     for (int row = 0; row < rows; ++row) {
       const size_t first = size_t(row) * size_t(s.outputs);
       double squares = 0;
-      for (int o = 0; o < s.outputs; ++o) squares += std::pow(half_value(residual[first + size_t(o)]), 2);
+      for (int o = 0; o < s.outputs; ++o) squares += std::pow(value_of(residual[first + size_t(o)]), 2);
       const double scale = 1 / std::sqrt(squares / s.outputs + 1e-5);
       for (int o = 0; o < s.outputs; o += 1 + o % 7) {
         const size_t at = first + size_t(o);
         const auto [sum, size] = exact_sum(i, row, o);
-        const double want = half_value(residual_[i][at]) + sum, got = half_value(residual[at]);
-        const double bound = size * s.inputs * 0x1p-24 + (std::fabs(sum) + std::fabs(want)) * 0x1p-10 + 0x1p-24;
+        const double want = value_of(residual_[i][at]) + sum, got = value_of(residual[at]);
+        const double bound = size * s.inputs * 0x1p-24 + (std::fabs(sum) + std::fabs(want)) * step_ + 0x1p-24;
         ASSERT_NEAR(got, want, bound) << "shape " << i << ", " << rows << " rows, row " << row << ", " << o;
-        ASSERT_NEAR(half_value(out[at]), got * scale, std::fabs(got * scale) * 0x1p-10 + 0x1p-24)
+        ASSERT_NEAR(value_of(out[at]), got * scale, std::fabs(got * scale) * step_ + 0x1p-24)
             << "norm, shape " << i << ", " << rows << " rows, row " << row << ", " << o;
       }
     }
@@ -155,16 +156,20 @@ class CudaGemmTest : public testing::Test {
     double value = 0, size = 0;
   };
   Sum exact_sum(size_t i, int row, int output) const {
-    const size_t inputs = size_t(kShapes[i].inputs);
+    const size_t inputs = size_t(shapes_[i].inputs);
     Sum sum;
     for (size_t k = 0; k < inputs; ++k) {
       const double term =
-          half_value(x_[i][size_t(row) * inputs + k]) * half_value(w_[i][size_t(output) * inputs + k]);
+          value_of(x_[i][size_t(row) * inputs + k]) * value_of(w_[i][size_t(output) * inputs + k]);
       sum.value += term, sum.size += std::fabs(term);
     }
     return sum;
   }
 
+  double value_of(uint16_t bits) const { return decode(GetParam(), bits); }
+
+  const double step_ = GetParam() == Element::bf16 ? 0x1p-7 : 0x1p-10;  // of the type, relative
+  std::vector<GemmShape> shapes_{std::begin(kShapes), std::end(kShapes)};
   Stream stream_ = make_stream();
   std::vector<std::vector<uint16_t>> w_, x_;
   std::vector<std::vector<uint16_t>> residual_;
@@ -174,9 +179,9 @@ class CudaGemmTest : public testing::Test {
   int ahead_ = 0;  // launches of what a step has ahead of products
 };
 
-TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
+TEST_P(CudaGemmTest, TunedProductsAreRightAndKept) {
   const auto path = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
-  Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(kShapes), again = CudaGemm::make(kShapes);
+  Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(shapes_), again = CudaGemm::make(shapes_);
   ASSERT_TRUE(gemm && again);
   expect_products(**gemm);
   (*gemm)->tune(operands_, {.cache_file = path.string()}, stream_.get());
@@ -191,6 +196,9 @@ TEST_F(CudaGemmTest, TunedProductsAreRightAndKept) {
   EXPECT_EQ(load_gemm_cache(path), kept) << "nothing was left to tune";
   std::filesystem::remove(path);
 }
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaGemmTest, testing::Values(Element::fp16, Element::bf16),
+                         [](const auto& info) { return info.param == Element::bf16 ? "bf16" : "fp16"; });
 
 }  // namespace
 }  // namespace ekv::test

@@ -12,8 +12,8 @@ namespace ekv::test {
 struct BackendTarget {
   const char* name;
   int max_logprobs;  // alternatives that a row may ask for
-  // Bounds on the difference of logprobs from float32, as multiples of those of the CPU backend: fp16
-  // activations round at 2^-11, three times in each of the two blocks of a layer.
+  // Bounds on the difference of logprobs from float32, as multiples of those of the CPU backend: 16-bit
+  // activations round, at 2^-11 in fp16, three times in each of the two blocks of a layer.
   double error_factor;
 };
 BackendTarget backend_target();

@@ -1,5 +1,6 @@
-// host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 in, fp32 sums, one rounding at the
-// end. A product of which something is made is poison afterwards, where the device may or may not leave it.
+// host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 or bf16 in, fp32 sums, one
+// rounding at the end. A product of which something is made is poison afterwards, where the device may or may
+// not leave it.
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "backend/cpu/cpu_gemm.h"
 #include "backend/cuda/cuda_gemm.h"
 #include "tests/support/host_cuda.h"
+#include "tests/support/number_formats.h"
 
 namespace ekv {
 namespace {
@@ -35,13 +37,14 @@ class HostGemm : public CudaGemm {
   void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
                       cudaStream_t stream) override {
     const GemmShape& s = start(shape, After::activation, w, x, y, rows, stream);
-    launch_silu_mul({y, activated, rows, s.outputs / 2, Element::fp16}, stream);
+    launch_silu_mul({y, activated, rows, s.outputs / 2, s.element}, stream);
     poison(s, y, rows, stream);
   }
   void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm, int rows,
                        cudaStream_t stream) override {
     const GemmShape& s = start(shape, After::norm, w, x, y, rows, stream);
     RmsNormArgs args = norm;
+    EKV_CHECK(norm.element == s.element, "a norm of another type than the product");
     args.x = y, args.num_rows = rows, asked_ = norm.next.data;
     launch_rms_norm(args, stream);
     poison(s, y, rows, stream);
@@ -82,21 +85,30 @@ class HostGemm : public CudaGemm {
     const PackedMatrix& matrix = packed(s, w);
     const int64_t ld = matrix.padded_outputs();
     std::vector<float> in(size_t(rows) * size_t(s.inputs)), out(size_t(rows) * size_t(ld));
-    kernels_.half_to_float(static_cast<const uint16_t*>(x), in.data(), int(in.size()));
+    to_float(s.element, static_cast<const uint16_t*>(x), in);
     ekv::multiply(kernels_, threads_, matrix, in.data(), s.inputs, rows, out.data(), ld);
     for (int row = 0; row < rows; ++row) {
       const float* from = out.data() + row * ld;
       const size_t at = size_t(row) * size_t(s.out_stride);
       if (s.fp32_out) std::copy_n(from, s.outputs, static_cast<float*>(y) + at);
-      if (!s.fp32_out) kernels_.float_to_half(from, static_cast<uint16_t*>(y) + at, s.outputs);
+      if (!s.fp32_out) round_to(s.element, {from, size_t(s.outputs)}, static_cast<uint16_t*>(y) + at);
     }
+  }
+
+  void to_float(Element element, const uint16_t* x, std::span<float> out) const {
+    if (element == Element::fp16) return kernels_.half_to_float(x, out.data(), int(out.size()));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = float(test::bf16_value(x[i]));
+  }
+  void round_to(Element element, std::span<const float> x, uint16_t* out) const {
+    if (element == Element::fp16) return kernels_.float_to_half(x.data(), out, int(x.size()));
+    for (size_t i = 0; i < x.size(); ++i) out[i] = test::bf16_bits(x[i]);
   }
 
   // The same weights come in every step.
   const PackedMatrix& packed(const GemmShape& s, const void* w) {
     const auto known = matrices_.find(w);
     if (known != matrices_.end()) return known->second;
-    const Tensor tensor{.dtype = DType::f16,
+    const Tensor tensor{.dtype = s.element == Element::bf16 ? DType::bf16 : DType::f16,
                         .shape = {s.outputs, s.inputs},
                         .data = {static_cast<const std::byte*>(w), size_t(s.outputs) * size_t(s.inputs) * 2}};
     return matrices_.emplace(w, PackedMatrix(std::vector{&tensor}, s.inputs, threads_)).first->second;

@@ -19,8 +19,13 @@ GemmCache random_cache(std::mt19937& rng) {
   GemmCache cache;
   for (const char* device : {"NVIDIA H200, driver 13000, cuBLASLt 130100", "another, with spaces"})
     for (int i = 0; i < 30; ++i) {
-      const GemmKey key{int(1 + rng() % 200000), int(1 + rng() % 20000), int(1 + rng() % 4096),
-                        int(1 + rng() % 200000), rng() % 2 ? 16 : 32,    int(rng() % 3)};
+      const GemmKey key{int(1 + rng() % 200000),
+                        int(1 + rng() % 20000),
+                        int(1 + rng() % 4096),
+                        int(1 + rng() % 200000),
+                        rng() % 2 ? 16 : 32,
+                        int(rng() % 3),
+                        rng() % 2 ? Element::fp16 : Element::bf16};
       GemmChoice choice;
       if (rng() % 3 == 0)
         choice.skinny_split = int(1 + rng() % 16);
@@ -44,6 +49,19 @@ TEST(GemmCache, ReadsWhatItWrote) {
   EXPECT_EQ(*parse_gemm_cache(to_text({})), GemmCache{});
 }
 
+// Another type is another product: neither takes what was found for the other.
+TEST(GemmCache, KeepsTheTypesApart) {
+  GemmKey key{4096, 4096, 8, 4096, 16, 0, Element::fp16};
+  GemmCache cache;
+  cache.devices["d"][key] = {.skinny_split = 4};
+  key.element = Element::bf16;
+  cache.devices["d"][key] = {.tile = true};
+  const std::string text = to_text(cache);
+  EXPECT_NE(text.find("\n4096 4096 8 4096 16 0 fp16 skinny 4\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\n4096 4096 8 4096 16 0 bf16 tile\n"), std::string::npos) << text;
+  EXPECT_EQ(*parse_gemm_cache(text), cache);
+}
+
 TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
   std::mt19937 rng(5);
   const std::string text = to_text(random_cache(rng));
@@ -61,7 +79,7 @@ TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
 }
 
 TEST(GemmCache, RefusesOtherFiles) {
-  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 2\nend 1 0\n", "elastickv gemm cache 3\n"})
+  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 3\nend 1 0\n", "elastickv gemm cache 4\n"})
     EXPECT_FALSE(parse_gemm_cache(text)) << text;
   const Result<GemmCache> old =
       parse_gemm_cache("elastickv gemm cache 1\nend 1 d469b3e8fcd6e122\n");  // whole, of version 1

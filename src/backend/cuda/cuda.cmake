@@ -1,6 +1,6 @@
 # ekv_cuda: the CUDA backend where a CUDA compiler is found, otherwise the same functions with an error.
 ekv_library(ekv_gemm_tuning backend/cuda/gemm_cache.cpp backend/cuda/gemm_tuner.cpp)
-target_include_directories(ekv_gemm_tuning PRIVATE ${XXHASH_INCLUDE})
+target_include_directories(ekv_gemm_tuning PUBLIC ${PROJECT_SOURCE_DIR} PRIVATE ${XXHASH_INCLUDE})
 target_link_libraries(ekv_gemm_tuning PUBLIC ekv_base)
 if(CMAKE_CUDA_COMPILER)
   find_package(CUDAToolkit REQUIRED)

@@ -49,14 +49,16 @@ Result<int> pool_pages(const KvConfig& kv, const KvShape& shape) {
 }
 
 // What was taken, measured: `before` is what was free when the backend began.
-void report(const CudaSizes& sizes, size_t pool_bytes, size_t host_bytes, const DeviceMemory& before) {
+void report(const CudaSizes& sizes, Element element, size_t pool_bytes, size_t host_bytes,
+            const DeviceMemory& before) {
   const DeviceMemory now = device_memory();
   const size_t known = sizes.total_bytes() + pool_bytes, taken = before.free - std::min(before.free, now.free);
   log_info(fmt::format(
-      "GPU memory: weights {:.0f} MiB, KV pool {:.0f} MiB, activations {:.0f} MiB, attention {:.0f} "
+      "GPU memory: weights ({}) {:.0f} MiB, KV pool {:.0f} MiB, activations {:.0f} MiB, attention {:.0f} "
       "MiB, low planes {:.0f} MiB, sampling {:.0f} MiB, steps {:.0f} MiB",
-      mib(sizes.weight_bytes), mib(pool_bytes), mib(sizes.activation_bytes), mib(sizes.attention_bytes),
-      mib(sizes.transition_bytes), mib(sizes.sampling_bytes), mib(sizes.step_bytes + sizes.result_bytes)));
+      element == Element::bf16 ? "bfloat16" : "float16", mib(sizes.weight_bytes), mib(pool_bytes),
+      mib(sizes.activation_bytes), mib(sizes.attention_bytes), mib(sizes.transition_bytes),
+      mib(sizes.sampling_bytes), mib(sizes.step_bytes + sizes.result_bytes)));
   log_info(fmt::format(
       "GPU memory: {:.0f} MiB taken, {:.0f} MiB of them by the driver and libraries; {:.0f} of {:.0f} "
       "MiB are left; {:.0f} MiB of the host are page-locked",
@@ -75,7 +77,7 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
   const int num_ctas = multiprocessors(options.device);
   const DeviceMemory before = device_memory();
   const CudaSizes sizes = cuda_sizes(m, config, num_ctas, *pages);
-  Result<CudaWeights> weights = upload_weights(model, sizes.max_positions);
+  Result<CudaWeights> weights = upload_weights(model, sizes.max_positions, options.launch.dtype);
   if (!weights) return weights.error();
   std::unique_ptr<CudaBackend> made(
       new CudaBackend(model, config, options, *std::move(weights), sizes, *pages));
@@ -92,7 +94,7 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const
     made->forward_->tune({.cache_file = options.launch.gemm_cache}, made->compute_);
   made->load_code(config.fidelity.makes_base());
   made->forward_->warm_up(sizes.max_seqs, made->step_, made->results_, made->compute_);
-  report(sizes, made->pool_.bytes(), made->transitions_.host_bytes(), before);
+  report(sizes, made->weights_.element, made->pool_.bytes(), made->transitions_.host_bytes(), before);
   return made;
 }
 

@@ -12,7 +12,6 @@
 namespace ekv {
 namespace {
 
-constexpr Element kElement = Element::fp16;
 constexpr size_t kMostGraphs = 128;  // all batches of three paths; a graph of 300 launches takes about 1 MB
 constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cudaMalloc promises 256
 
@@ -188,6 +187,7 @@ AttnArgs CudaForward::attention_args(int layer) const {
           .rows = rows_,
           .scale = 1 / std::sqrt(float(model_.head_dim)),
           .format = format_,
+          .out_element = weights_.element,
           .q = q_.data(),
           .out = attended_.data(),
           .pool = pool_,
@@ -236,7 +236,7 @@ void CudaForward::launch(const Stream& stream) {
                 .num_rows = rows_,
                 .hidden = model_.hidden,
                 .num_tokens = model_.vocab,
-                .element = kElement},
+                .element = weights_.element},
                stream.get());
   RmsNormArgs first = norm_args(weights_.layers.front().input_norm);
   first.x = std::exchange(first.residual, nullptr), first.num_rows = rows_;
@@ -276,7 +276,7 @@ CudaForward::Attended CudaForward::gather_samples(const Stream& stream) {
                         .out = samples.data(),
                         .num_rows = int(sample_rows_.size),
                         .hidden = width,
-                        .element = kElement},
+                        .element = weights_.element},
                        stream.get());
   };
   gather(attended_, q_, model_.q_rows());
@@ -310,7 +310,7 @@ RmsNormArgs CudaForward::norm_args(const DeviceTensor& weight) const {
           .out = normed_.data(),
           .hidden = model_.hidden,
           .epsilon = float(model_.rms_eps),
-          .element = kElement};
+          .element = weights_.element};
 }
 
 // In: normed_ = RMSNorm of the residual stream for this layer. Out: K and V in the pool, q_.
@@ -330,7 +330,7 @@ void CudaForward::write_kv(int layer, const Stream& stream) {
                    .num_rows = rows_,
                    .num_seqs = seqs_,
                    .heads = model_.heads,
-                   .element = kElement,
+                   .element = weights_.element,
                    .shape = shape_,
                    .layer = layer,
                    .format = format_,
@@ -357,7 +357,7 @@ void CudaForward::launch_logits(int first, int count, const Stream& stream) {
                         .out = gathered_.data(),
                         .num_rows = count,
                         .hidden = model_.hidden,
-                        .element = kElement},
+                        .element = weights_.element},
                        stream.get());
   gemm_->multiply(kHead, weights_.lm_head(), gathers ? gathered_.data() : normed_.data(), logits_.data(), count,
                   stream.get());

@@ -112,7 +112,7 @@ class CudaForward {
 
   DeviceTensor residual_, normed_, delta_;  // [rows][hidden]
   DeviceTensor wide_;                       // [rows][q, k, v or gate, up]
-  DeviceTensor q_;                          // [rows][q_rows]; gather_samples() uses it again
+  DeviceTensor q_;                          // [rows][q_rows], fp16 always; gather_samples() uses it again
   DeviceTensor attended_;                   // [rows][q_rows or intermediate]
   DeviceTensor gathered_;                   // [logit rows][hidden] of sample rows
   DeviceBuffer<float> logits_;              // [logit rows][logit_stride]

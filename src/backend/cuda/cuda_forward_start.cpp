@@ -27,7 +27,8 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
                      .inputs = inputs,
                      .max_rows = sizes_.max_rows,
                      .out_stride = outputs,
-                     .after = after};
+                     .after = after,
+                     .element = weights_.element};
   };
   return {shape(m.q_rows() + 2 * m.kv_rows(), m.hidden, After::nothing),
           shape(m.hidden, m.q_rows(), After::norm),
@@ -37,7 +38,8 @@ std::vector<GemmShape> CudaForward::gemm_shapes() const {
            .inputs = m.hidden,
            .max_rows = sizes_.logit_rows,
            .fp32_out = true,
-           .out_stride = sizes_.logit_stride}};
+           .out_stride = sizes_.logit_stride,
+           .element = weights_.element}};
 }
 
 // In the order of Product. Each has a norm on both sides as in a step, or on one; none the LM head, whose

@@ -30,7 +30,13 @@ struct Form {
   bool timed = false;  // now, or when the file was written: `chosen` is the fastest
 
   GemmKey key() const {
-    return {shape.outputs, shape.inputs, rows, shape.out_stride, shape.fp32_out ? 32 : 16, int(shape.after)};
+    return {.outputs = shape.outputs,
+            .inputs = shape.inputs,
+            .rows = rows,
+            .out_stride = shape.out_stride,
+            .out_bits = shape.fp32_out ? 32 : 16,
+            .after = int(shape.after),
+            .element = shape.element};
   }
 };
 
@@ -159,11 +165,12 @@ class CublasGemm : public CudaGemm {
   }
 
   static Form make_form(const GemmShape& s, int rows) {
+    const cudaDataType_t type = s.element == Element::bf16 ? CUDA_R_16BF : CUDA_R_16F;
     return {.shape = s,
             .rows = rows,
-            .w = make_layout(CUDA_R_16F, s.inputs, s.outputs, s.inputs),
-            .x = make_layout(CUDA_R_16F, s.inputs, rows, s.inputs),
-            .y = make_layout(s.fp32_out ? CUDA_R_32F : CUDA_R_16F, s.outputs, rows, s.out_stride),
+            .w = make_layout(type, s.inputs, s.outputs, s.inputs),
+            .x = make_layout(type, s.inputs, rows, s.inputs),
+            .y = make_layout(s.fp32_out ? CUDA_R_32F : type, s.outputs, rows, s.out_stride),
             .chosen = {}};
   }
 
@@ -199,7 +206,7 @@ class CublasGemm : public CudaGemm {
                        .out = p.activated,
                        .num_rows = p.rows,
                        .width = form.shape.outputs / 2,
-                       .element = Element::fp16},
+                       .element = form.shape.element},
                       stream);
     if (form.shape.after == After::norm) launch_norm(p.y, p.norm.residual, p, stream);
     return status;
@@ -232,7 +239,7 @@ class CublasGemm : public CudaGemm {
                       .inputs = form.shape.inputs,
                       .gated = after == After::activation,
                       .add = after == After::norm,
-                      .element = Element::fp16},
+                      .element = form.shape.element},
                      stream);
     if (after == After::norm) launch_norm(p.norm.residual, nullptr, p, stream);  // it has the product by then
     return CUBLAS_STATUS_SUCCESS;
@@ -249,6 +256,7 @@ class CublasGemm : public CudaGemm {
                         .out_stride = activates ? form.shape.outputs / 2 : form.shape.out_stride,
                         .fp32_out = form.shape.fp32_out,
                         .gated = activates,
+                        .element = form.shape.element,
                         .split = choice.skinny_split},
                        stream);
     return CUBLAS_STATUS_SUCCESS;

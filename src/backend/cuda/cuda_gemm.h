@@ -1,5 +1,5 @@
 #pragma once
-// cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 in, fp32 sums, fp16 or fp32 out.
+// cuda_gemm.h -- y = x W^T for the few matrices of a model: fp16 or bf16 in, fp32 sums, the same or fp32 out.
 //
 // A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, the kernel
 // for few rows with some split, or the one for many rows. What is made of the product belongs to the form: the
@@ -35,9 +35,10 @@ enum class After : uint8_t {
 struct GemmShape {
   int outputs = 0, inputs = 0;
   int max_rows = 0;       // x and y have room for row_bucket(max_rows) rows, which a padded batch may have
-  bool fp32_out = false;  // y is fp32, else fp16
+  bool fp32_out = false;  // y is fp32, else of `element`
   int out_stride = 0;     // elements between rows of y, at least `outputs`
-  After after = After::nothing;  // else out_stride is `outputs`, and y fp16
+  After after = After::nothing;     // else out_stride is `outputs`, and y of `element`
+  Element element = Element::fp16;  // or bf16: of W and x, and of what is made of the product
 };
 
 // What a shape is timed with: matrices that together exceed the L2, taken in turn as the layers of a step do,
@@ -80,8 +81,8 @@ class CudaGemm {
   virtual void multiply(int shape, const void* w, const void* x, void* y, int rows, cudaStream_t stream) = 0;
 
   // activated[r][o] = g / (1 + exp(-g)) * u with g = y[r][o] and u = y[r][outputs / 2 + o], both rounded to
-  // fp16. `activated` has [row_bucket(rows)][outputs / 2] elements. y is room for the product, which may or may
-  // not be written.
+  // GemmShape::element. `activated` has [row_bucket(rows)][outputs / 2] elements. y is room for the product,
+  // which may or may not be written.
   virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
                               cudaStream_t stream) = 0;
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 
 #include "backend/cpu/cpu_kernels.h"
@@ -12,12 +13,29 @@
 namespace ekv {
 namespace {
 
-constexpr float kLargestHalf = 65504;
+// Finite ones.
+constexpr float largest(Element e) { return e == Element::bf16 ? 0x1.fep127f : 65504; }
+
+// Nearest, ties to even; of numbers that bf16 has room for.
+void float_to_bfloat(std::span<const float> x, uint16_t* y) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto bits = std::bit_cast<uint32_t>(x[i]);
+    y[i] = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+}
+
+Error does_not_fit(std::string_view name, Element element) {
+  return {Error::unsupported,
+          fmt::format("{} has values that are not finite or beyond {:.5g}, which {} cannot hold", name,
+                      double(largest(element)), element == Element::fp16 ? "float16" : "bfloat16"),
+          "model"};
+}
 
 // Converts on all cores into one pinned buffer while the other one is copied.
 class Uploader {
  public:
-  explicit Uploader(int64_t total) : total_(total), scratch_(size_t(threads_.size()) * kPiece) {}
+  Uploader(int64_t total, Element element)
+      : element_(element), total_(total), scratch_(size_t(threads_.size()) * kPiece) {}
 
   // The tensors one after the other; `name` is for messages.
   DeviceTensor stack(std::string_view name, std::initializer_list<const Tensor*> parts) {
@@ -35,7 +53,7 @@ class Uploader {
     return to;
   }
 
-  // Waits for the last copy. The first weight that did not fit.
+  // Waits for the last copy. The first weight that did not fit; nothing was copied after it.
   Status finish() {
     cuda_check(cudaStreamSynchronize(stream_.get()));
     return std::move(failed_);
@@ -45,15 +63,13 @@ class Uploader {
   static constexpr int64_t kPiece = 1 << 16, kBuffer = int64_t(1) << 23;  // elements
 
   void send(std::string_view name, const Tensor& tensor, int64_t first, uint16_t* to, int64_t count) {
+    if (failed_) return;
     const size_t turn = turn_++ % buffers_.size();
     cuda_check(cudaEventSynchronize(sent_[turn].get()));
-    if (!convert(tensor, first, {buffers_[turn].data(), size_t(count)}) && !failed_)
-      failed_ =
-          Error{Error::unsupported,
-                fmt::format("{} has values that are not finite or beyond 65504, which the fp16 of the CUDA "
-                            "backend cannot hold; serve this model with --device cpu",
-                            name),
-                "model"};
+    if (!convert(tensor, first, {buffers_[turn].data(), size_t(count)})) {
+      failed_ = does_not_fit(name, element_);
+      return;
+    }
     cuda_check(cudaMemcpyAsync(to, buffers_[turn].data(), size_t(count) * sizeof(uint16_t),
                                cudaMemcpyHostToDevice, stream_.get()));
     record(sent_[turn], stream_);
@@ -67,8 +83,11 @@ class Uploader {
       const int64_t begin = piece * kPiece, size = std::min(kPiece, count - begin);
       const std::span<float> values{scratch_.data() + size_t(thread) * kPiece, size_t(size)};
       to_float(tensor, first + begin, values);
-      if (!(kernels_.max_abs(values.data(), int(size)) <= kLargestHalf)) fits = false;
-      kernels_.float_to_half(values.data(), out.data() + begin, int(size));
+      if (!(kernels_.max_abs(values.data(), int(size)) <= largest(element_))) fits = false;
+      if (element_ == Element::bf16)
+        float_to_bfloat(values, out.data() + begin);
+      else
+        kernels_.float_to_half(values.data(), out.data() + begin, int(size));
     });
     return fits;
   }
@@ -80,6 +99,7 @@ class Uploader {
       log_info(fmt::format("weights on the device: {} %", 25 * now));
   }
 
+  const Element element_;
   const CpuKernels& kernels_ = best_cpu_kernels();
   CpuThreads threads_{0};
   Stream stream_ = make_stream();
@@ -130,13 +150,12 @@ void upload_rope(const ModelConfig& config, int positions, CudaWeights& weights)
   weights.rope_sin = upload_table(sine);
 }
 
-}  // namespace
-
-Result<CudaWeights> upload_weights(const Model& model, int max_positions) {
+Result<CudaWeights> upload_as(Element element, const Model& model, int max_positions) {
   const ModelConfig& config = model.config();
   const ModelWeights& from = model.weights();
-  Uploader uploader(config.num_parameters());
+  Uploader uploader(config.num_parameters(), element);
   CudaWeights weights;
+  weights.element = element;
   weights.embedding = uploader.stack("embedding", {&from.embedding});
   for (size_t i = 0; i < from.layers.size(); ++i)
     weights.layers.push_back(upload_layer(config, from.layers[i], int(i), uploader));
@@ -146,6 +165,24 @@ Result<CudaWeights> upload_weights(const Model& model, int max_positions) {
   upload_rope(config, max_positions, weights);
   if (Status failed = uploader.finish()) return *std::move(failed);
   return weights;
+}
+
+}  // namespace
+
+Result<CudaWeights> upload_weights(const Model& model, int max_positions, CudaDtype dtype) {
+  const auto advise = [](Error error, std::string_view flag) {
+    error.message += fmt::format("; serve this model with {}", flag);
+    return error;
+  };
+  if (dtype != CudaDtype::bfloat16) {
+    Result<CudaWeights> weights = upload_as(Element::fp16, model, max_positions);
+    if (weights) return weights;
+    if (dtype == CudaDtype::float16) return advise(weights.error(), "--dtype bfloat16");
+    log_info(fmt::format("{}: weights and activations are bfloat16 (--dtype auto)", weights.error().message));
+  }
+  Result<CudaWeights> weights = upload_as(Element::bf16, model, max_positions);
+  if (weights) return weights;
+  return advise(weights.error(), "--device cpu");
 }
 
 }  // namespace ekv

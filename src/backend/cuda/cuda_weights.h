@@ -1,18 +1,21 @@
 #pragma once
-// cuda_weights.h -- a model's weights on the device, all in fp16, matrices that read the same input in one.
+// cuda_weights.h -- a model's weights on the device, all of one 16-bit type, that of the activations; matrices
+// that read the same input in one.
 //
-// fp16 and not the checkpoint's bf16: attention reads and writes fp16, like the KV cache, and a product has one
-// 16-bit type. fp16 has three bits more than bf16, so a weight keeps its value unless it is tiny (below 2^-14
-// it loses bits) or beyond 65504, where the model is refused.
+// fp16 unless told otherwise, also for a checkpoint in bf16: it has three bits more, so a weight keeps its
+// value unless it is tiny (below 2^-14 it loses bits) or beyond 65504. Activations gain these bits. bf16 has
+// the range of fp32; what it does not keep of an fp16 or fp32 weight is rounded, ties to even.
 
 #include <vector>
 
 #include "backend/cuda/cuda_raii.h"
+#include "elastickv/backend.h"
 #include "elastickv/model.h"
+#include "kernels/element.h"
 
 namespace ekv {
 
-using DeviceTensor = DeviceBuffer<uint16_t>;  // fp16
+using DeviceTensor = DeviceBuffer<uint16_t>;  // of CudaWeights::element
 
 struct CudaLayer {
   DeviceTensor input_norm, post_norm;  // [hidden]
@@ -25,6 +28,7 @@ struct CudaLayer {
 };
 
 struct CudaWeights {
+  Element element = Element::fp16;  // or bf16
   std::vector<CudaLayer> layers;
   DeviceTensor embedding;                  // [vocab][hidden]
   DeviceTensor final_norm;                 // [hidden]
@@ -34,7 +38,8 @@ struct CudaWeights {
   const uint16_t* lm_head() const { return (untied_head.empty() ? embedding : untied_head).data(); }
 };
 
-// Copies everything and logs how far it is. Errors: a weight that fp16 cannot hold. Throws CudaError.
-Result<CudaWeights> upload_weights(const Model& model, int max_positions);
+// Copies everything and logs how far it is. Errors: a weight that the type cannot hold. With
+// CudaDtype::automatic one beyond fp16 means starting again with bf16. Throws CudaError.
+Result<CudaWeights> upload_weights(const Model& model, int max_positions, CudaDtype dtype);
 
 }  // namespace ekv

@@ -17,9 +17,10 @@
 namespace ekv {
 namespace {
 
-constexpr std::string_view kFirstLine = "elastickv gemm cache 3", kDevice = "device ";
+constexpr std::string_view kFirstLine = "elastickv gemm cache 4", kDevice = "device ";
+constexpr std::string_view kFp16 = "fp16", kBf16 = "bf16";
 constexpr size_t kMostBytes = size_t(16) << 20;
-constexpr size_t kKeyWords = 6;
+constexpr size_t kKeyWords = 7;
 
 uint64_t checksum(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
 
@@ -44,7 +45,10 @@ std::optional<GemmKey> read_key(const std::vector<std::string_view>& words) {
   int* const fields[] = {&key.outputs, &key.inputs, &key.rows, &key.out_stride, &key.out_bits};
   for (size_t i = 0; i < std::size(fields); ++i)
     if (!read_number(words[i], *fields[i]) || *fields[i] <= 0) return std::nullopt;
-  const bool known = read_number(words[kKeyWords - 1], key.after) && key.after >= 0;
+  const std::string_view element = words[kKeyWords - 1];
+  key.element = element == kBf16 ? Element::bf16 : Element::fp16;
+  const bool known =
+      read_number(words[kKeyWords - 2], key.after) && key.after >= 0 && (element == kBf16 || element == kFp16);
   return known ? std::optional(key) : std::nullopt;
 }
 
@@ -81,8 +85,8 @@ std::string to_text(const GemmCache& cache) {
   for (const auto& [device, choices] : cache.devices) {
     text += fmt::format("{}{}\n", kDevice, device);
     for (const auto& [key, choice] : choices) {
-      text += fmt::format("{} {} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride, key.out_bits,
-                          key.after);
+      text += fmt::format("{} {} {} {} {} {} {}", key.outputs, key.inputs, key.rows, key.out_stride,
+                          key.out_bits, key.after, key.element == Element::bf16 ? kBf16 : kFp16);
       text += choice.tile               ? " tile\n"
               : choice.skinny_split > 0 ? fmt::format(" skinny {}\n", choice.skinny_split)
                                         : fmt::format(" cublas {:x}\n", fmt::join(choice.algorithm, " "));

@@ -1,16 +1,16 @@
 #pragma once
 // gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
 //
-//   elastickv gemm cache 3
+//   elastickv gemm cache 4
 //   device NVIDIA H200, driver 13000, cuBLASLt 130100
-//   6144 4096 8 6144 16 0 cublas <eight words of the algorithm, hexadecimal>
-//   4096 4096 8 4096 16 0 skinny 4
-//   28672 4096 8192 28672 16 1 tile
-//   4096 14336 8192 4096 16 2 tile
+//   6144 4096 8 6144 16 0 fp16 cublas <eight words of the algorithm, hexadecimal>
+//   4096 4096 8 4096 16 0 bf16 skinny 4
+//   28672 4096 8192 28672 16 1 fp16 tile
+//   4096 14336 8192 4096 16 2 fp16 tile
 //   end <lines before> <their XXH3, 64 bits, hexadecimal>
 //
-// A line is outputs, inputs, rows, elements between rows of y, bits of y, what is made of it (After), choice.
-// It belongs to the last device above it.
+// A line is outputs, inputs, rows, elements between rows of y, bits of y, what is made of it (After), type of W
+// and x, choice. It belongs to the last device above it.
 
 #include <array>
 #include <compare>
@@ -20,6 +20,7 @@
 #include <string>
 
 #include "elastickv/base.h"
+#include "kernels/element.h"
 
 namespace ekv {
 
@@ -27,7 +28,8 @@ namespace ekv {
 struct GemmKey {
   int outputs = 0, inputs = 0, rows = 0, out_stride = 0;
   int out_bits = 16;
-  int after = 0;  // After of cuda_gemm.h
+  int after = 0;                    // After of cuda_gemm.h
+  Element element = Element::fp16;  // or bf16
   auto operator<=>(const GemmKey&) const = default;
 };
 
