@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <optional>
 
 #include "server/flags.h"
@@ -133,6 +134,15 @@ void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const 
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {
   launch.tune_gemms = true;
   launch.gemm_cache = default_gemm_cache();
+  const std::map<std::string, CudaDtype> dtypes{
+      {"auto", CudaDtype::automatic}, {"float16", CudaDtype::float16}, {"bfloat16", CudaDtype::bfloat16}};
+  app.add_option_function<std::string>(
+         "--dtype", [&launch, dtypes](const std::string& name) { launch.dtype = dtypes.at(name); },
+         "on a GPU: type of weights and activations, float16 or bfloat16. auto: float16, which keeps three "
+         "more "
+         "bits, unless a weight is beyond its range. KV is float16 with all of them")
+      ->check(CLI::IsMember({"auto", "float16", "bfloat16"}))
+      ->default_str("auto");
   app.add_flag("--enforce-eager", launch.enforce_eager,
                "on a GPU: launch every step kernel by kernel, without CUDA graphs");
   app.add_option_function<std::string>(

@@ -30,7 +30,7 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling,
                     const std::string& on_by_default = "on a GPU");
 
-// "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
+// "--dtype", "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch);
 
 // Checks for options whose messages show bounds as people write them.

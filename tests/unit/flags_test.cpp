@@ -126,6 +126,19 @@ TEST(Flags, MaxLogprobsIsCheckedAtTheStart) {
     EXPECT_NE(beyond->message.find(part), std::string::npos) << beyond->message;
 }
 
+TEST(Flags, TypesOfWeightsAreAutoOrTwo) {
+  const auto served = [](const char* dtype) { return parse({"serve", "m", "--dtype", dtype}); };
+  EXPECT_EQ(parse({"serve", "m"}).serve->cuda_launch.dtype, CudaDtype::automatic);
+  EXPECT_EQ(served("auto").serve->cuda_launch.dtype, CudaDtype::automatic);
+  EXPECT_EQ(served("float16").serve->cuda_launch.dtype, CudaDtype::float16);
+  EXPECT_EQ(served("bfloat16").serve->cuda_launch.dtype, CudaDtype::bfloat16);
+  for (const char* other : {"float32", "fp16", "Auto", ""}) {
+    const CommandLine line = served(other);
+    EXPECT_FALSE(line.serve) << other;
+    EXPECT_NE(line.text.find("--dtype"), std::string::npos) << line.text;
+  }
+}
+
 TEST(Flags, MistakesEndWithAMessage) {
   const std::vector<std::vector<const char*>> mistakes = {{},
                                                           {"serve"},

@@ -390,6 +390,20 @@ TEST(ServeBench, WritesTheFieldsOfVllmsResult) {
   EXPECT_GT(result["request_goodput"].get<double>(), 0);
 }
 
+TEST(OfflineBench, TheCpuReadsWeightsAsTheyAreStored) {
+  for (const auto& [dtype, code] : {std::pair{"auto", 0}, {"float16", 1}, {"bfloat16", 1}}) {
+    const char* latency[] = {
+        "latency", "--model",      "tiny", "--load-format", "dummy", "--input-len",        "4", "--device",
+        "cpu",     "--output-len", "2",    "--batch-size",  "1",     "--num-iters-warmup", "0", "--num-iters",
+        "1",       "--threads",    "1",    "--dtype",       dtype};
+    ::testing::internal::CaptureStderr();
+    const int got = bench_latency(int(std::size(latency)), latency);
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(got, code) << text;
+    EXPECT_EQ(text.find("--dtype") != std::string::npos, code != 0) << text;
+  }
+}
+
 TEST(OfflineBench, LatencyAndThroughputOfATinyModel) {
   const std::string file =
       (std::filesystem::temp_directory_path() / ("ekv_offline_" + std::to_string(::getpid()) + ".json"))
