@@ -1,7 +1,7 @@
 // gemm_bench.cpp -- matrix products of decode steps as the CUDA backend computes them: cuBLASLt's first choice,
 // what tuning chose, and the kernel for few rows with its best split. Weights rotate beyond the L2, launches
-// are replayed as a graph, medians. Tuning times products with a norm before each, as a step has them; the
-// table is of products alone.
+// are replayed as a graph, medians. Tuning times products with a norm before each, without the hints of a step:
+// do not give it a server's cache file. The table is of products alone.
 //
 //   gemm_bench [CACHE_FILE]      a file skips what was tuned before
 

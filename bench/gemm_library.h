@@ -1,5 +1,6 @@
 #pragma once
-// gemm_library.h -- what the benchmarks of products share: the products of Llama-3.1-8B, and cuBLASLt's.
+// gemm_library.h -- what the benchmarks of products share: the products of Llama-3.1-8B, their weights, and
+// cuBLASLt's products.
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -7,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#include "tests/support/device_array.h"
 
 namespace ekv::bench {
 
@@ -21,8 +24,15 @@ struct Shape {
     return double(weight_bytes()) + rows * (2.0 * inputs + (fp32_out ? 4.0 : 2.0) * outputs);
   }
 };
+constexpr int kHidden = 4096, kWidth = 14336;  // of Llama-3.1-8B: of a hidden state, of gate or up
 constexpr Shape kLlamaLayer[] = {
-    {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
+    {"qkv", 6144, kHidden}, {"o", kHidden, 4096}, {"gate_up", 2 * kWidth, kHidden}, {"down", kHidden, kWidth}};
+inline bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
+
+// The i-th weights of a rotation through a pool of kPoolBytes.
+inline const uint16_t* weights(const test::DeviceArray<uint16_t>& pool, const Shape& s, int i) {
+  return pool.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
+}
 
 inline void blas_check(cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) return;

@@ -24,7 +24,6 @@ namespace {
 using test::DeviceArray;
 
 constexpr Shape kQkv = kLlamaLayer[0], kGateUp = kLlamaLayer[2];
-constexpr int kHidden = 4096, kWidth = 14336;
 constexpr int kLinks = 16, kFewReplays = 8, kReplays = 30, kRounds = 3;
 constexpr double kMegabytes[] = {0, 0.5, 1, 2, 4, 6, 8, 12, 16};
 
@@ -52,8 +51,8 @@ class AheadBench {
       const SkinnyWay qkv_way = best_way(kQkv, rows), gated = best_way(kGateUp, rows);
       const auto norm_and_library = [&](int algorithm) -> Link {
         return [&, rows, algorithm](int i, uint32_t bytes, cudaStream_t t) {
-          norm(rows, {weights(kQkv, i), bytes}, t);
-          qkv.multiply(algorithm, weights(kQkv, i), x_.data(), y_.data(), t);
+          norm(rows, {weights(pool_, kQkv, i), bytes}, t);
+          qkv.multiply(algorithm, weights(pool_, kQkv, i), x_.data(), y_.data(), t);
         };
       };
       print("norm, QKV by Lt", rows, norm_and_library(best_of(qkv.algorithms(), norm_and_library)));
@@ -63,7 +62,6 @@ class AheadBench {
   }
 
  private:
-  static bool is_gated(const Shape& s) { return s.outputs == kGateUp.outputs; }
   static std::string name_of(const SkinnyWay& way) {
     return (way.unit == SkinnyUnit::mma ? "mma " : "wgmma ") + std::to_string(way.split) + "." +
            std::to_string(way.columns);
@@ -84,7 +82,7 @@ class AheadBench {
     return time_graph(kLinks, launch, replays).median_us;
   }
 
-  // Without asking for anything, as the tuning of a server that has no hints would choose.
+  // Chosen without a hint, so that all columns are of the same way.
   int best_of(int count, const std::function<Link(int)>& link) const {
     int best = 0;
     double best_us = std::numeric_limits<double>::infinity();
@@ -104,8 +102,8 @@ class AheadBench {
 
   Link norm_and_few(const Shape& s, int rows, const SkinnyWay& way) const {
     return [this, s, rows, way](int i, uint32_t bytes, cudaStream_t t) {
-      norm(rows, {weights(s, i), bytes}, t);
-      few(s, rows, way, weights(s, i), t);
+      norm(rows, {weights(pool_, s, i), bytes}, t);
+      few(s, rows, way, weights(pool_, s, i), t);
     };
   }
   void norm(int rows, const ReadNext& next, cudaStream_t t) const {
@@ -119,10 +117,6 @@ class AheadBench {
     a.gated = is_gated(s), a.w = w, a.x = x_.data(), a.y = y_.data(), a.rows = rows, a.inputs = s.inputs;
     a.outputs = a.out_stride = a.gated ? kWidth : s.outputs, a.split = way.split;
     launch_skinny_way(a, way, t);
-  }
-
-  const void* weights(const Shape& s, int i) const {
-    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
   }
 
   DeviceArray<uint16_t> pool_, x_, y_;

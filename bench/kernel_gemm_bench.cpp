@@ -4,12 +4,12 @@
 // sides, TFLOP/s.
 //
 // Launches are graph replays in which each one waits for the one before; weights rotate through 1.5 GB of
-// random data. `kernel_gemm_bench PART...` runs the named parts only: llama, qwen, layer, skinny (llama without
-// cuBLASLt), chain (both kernels for few rows in every way that they have, and a layer of the best, as links of
-// a chain with a norm ahead of each product, which is what a decode step has; half a minute), tile (many rows;
-// twice in turns, because the device gets slower as it gets hot), hot (the products of a layer of 8,192 rows,
-// seconds on end), power (each way to compute one of them, on end: what its energy allows under the power cap),
-// ahead (kernel_gemm_ahead.h).
+// random data. `kernel_gemm_bench PART...` runs the named parts, without PART all but skinny: llama, qwen,
+// layer, skinny (llama without cuBLASLt), chain (both kernels for few rows in every way that they have, and a
+// layer of the best, as links of a chain with a norm ahead of each product, which is what a decode step has;
+// half a minute), tile (many rows; twice in turns, because the device gets slower as it gets hot), hot (the
+// products of a layer of 8,192 rows, seconds on end), power (each way to compute one of them, on end: what its
+// energy allows under the power cap), ahead (kernel_gemm_ahead.h).
 
 #include <cuda_runtime_api.h>
 
@@ -142,11 +142,11 @@ class Bench {
   }
   void between(int product, int rows, cudaStream_t t) const {
     if (product == 2) {
-      launch_silu_mul({y_.data(), y_.data() + y_.size() / 2, rows, 14336, Element::fp16}, t);
+      launch_silu_mul({y_.data(), y_.data() + y_.size() / 2, rows, kWidth, Element::fp16}, t);
     } else if (product % 2) {
       RmsNormArgs a;
       a.x = y_.data(), a.weight = x_.data(), a.out = y_.data() + y_.size() / 2, a.num_rows = rows,
-      a.hidden = 4096;
+      a.hidden = kHidden;
       a.element = Element::fp16;
       launch_rms_norm(a, t);
     }
@@ -154,11 +154,7 @@ class Bench {
 
   double time(const Shape& s, const Call& call, int replays) const {
     const int count = std::clamp(int(kPoolBytes / s.weight_bytes()), 3, 32);
-    const size_t room = kPoolBytes - s.weight_bytes();
-    const auto launch = [&](int i, cudaStream_t t) {
-      const size_t at = room ? i * s.weight_bytes() % room / 256 * 256 : 0;
-      call(pool_.data() + at / 2, t);
-    };
+    const auto launch = [&](int i, cudaStream_t t) { call(weights(pool_, s, i), t); };
     return time_graph(count, launch, replays).median_us;
   }
 
@@ -217,8 +213,6 @@ class ChainBench {
     Launch launch;
     std::string name;
   };
-  static constexpr int kHidden = 4096, kWidth = 14336;
-  static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
 
   Timed best_of_library(const Shape& s, int rows, const Library& library) const {
     Timed best;
@@ -266,20 +260,17 @@ class ChainBench {
     launch_rms_norm(a, t);
   }
 
-  const void* weights(const Shape& s, int i) const {
-    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
-  }
   double time(const Shape& s, const std::function<void(int, cudaStream_t)>& launch, int replays) const {
     return time_graph(std::clamp(int(kPoolBytes / s.weight_bytes()), 3, 32), launch, replays).median_us;
   }
   double chain_us(const Shape& s, int rows, const Launch& product, int replays) const {
-    const auto link = [&](int i, cudaStream_t t) { norm(rows, t), product(weights(s, i), t); };
+    const auto link = [&](int i, cudaStream_t t) { norm(rows, t), product(weights(pool_, s, i), t); };
     return time(s, link, replays);
   }
   std::string with_alone(const Shape& s, const Timed& timed) const {
     if (!timed.launch) return "-";
     const double us = time(
-        s, [&](int i, cudaStream_t t) { timed.launch(weights(s, i), t); }, 20);
+        s, [&](int i, cudaStream_t t) { timed.launch(weights(pool_, s, i), t); }, 20);
     char text[48];
     std::snprintf(text, sizeof text, "%7.2f [%6.2f %3.0f%%]", timed.us, us,
                   100 * double(s.weight_bytes()) / us / 1e6 / copy_tbs_);
@@ -292,7 +283,7 @@ class ChainBench {
     const auto launch = [&](int i, cudaStream_t t) {
       for (size_t n = 0; n < products.size(); ++n) {
         if (n + 1 < products.size()) norm(rows, t);
-        products[n].launch(weights(kLlamaLayer[n], i * 4 + int(n)), t);
+        products[n].launch(weights(pool_, kLlamaLayer[n], i * 4 + int(n)), t);
       }
     };
     return time_graph(24, launch, 30).median_us;
@@ -336,7 +327,7 @@ class TileBench {
       const auto layer = [&](int i, cudaStream_t t) {
         for (int n = 0; n < 4; ++n) {
           const Shape& s = kLlamaLayer[n];
-          const void* w = weights(s, i * 4 + n);
+          const void* w = weights(pool_, s, i * 4 + n);
           by_tile(s) ? tile(s, kMostTileRows, w, t) : library(*libraries[n], 0, s, kMostTileRows, w, t);
         }
       };
@@ -372,8 +363,8 @@ class TileBench {
       };
       for (int i = 0; i < lt.algorithms(); ++i)
         add(std::to_string(i),
-            [&, i](int n, cudaStream_t t) { library(lt, i, s, kMostTileRows, weights(s, n), t); });
-      add("tile", [&](int n, cudaStream_t t) { tile(s, kMostTileRows, weights(s, n), t); });
+            [&, i](int n, cudaStream_t t) { library(lt, i, s, kMostTileRows, weights(pool_, s, n), t); });
+      add("tile", [&](int n, cudaStream_t t) { tile(s, kMostTileRows, weights(pool_, s, n), t); });
       std::ranges::sort(ways);
       std::printf("power, %-8s", s.name);
       for (const auto& [us, name] : ways) std::printf(" %s:%.0f", name.c_str(), us);
@@ -383,19 +374,19 @@ class TileBench {
   }
 
  private:
-  static constexpr int kMostTileRows = 8192, kWidth = 14336, kHidden = 4096, kHotLayers = 4;
+  static constexpr int kMostTileRows = 8192, kHotLayers = 4;
   static constexpr double kPowerSeconds = 0.12;
   static constexpr double kHotSeconds = 1.5;
 
-  static bool is_gated(const Shape& s) { return s.outputs == 2 * kWidth; }
   static bool is_normed(const Shape& s) { return s.outputs == kHidden; }
 
   void row(const Shape& s, int rows) const {
     const Library lt(s, rows, workspace_.data());
     const auto by_library = [&](int algorithm) {
-      return [&, algorithm](int i, cudaStream_t t) { library(lt, algorithm, s, rows, weights(s, i), t); };
+      return
+          [&, algorithm](int i, cudaStream_t t) { library(lt, algorithm, s, rows, weights(pool_, s, i), t); };
     };
-    const auto by_tile = [&](int i, cudaStream_t t) { tile(s, rows, weights(s, i), t); };
+    const auto by_tile = [&](int i, cudaStream_t t) { tile(s, rows, weights(pool_, s, i), t); };
     const int count = rows > 2048 ? 3 : 6;
     const double first = time_graph(count, by_library(0), 9).median_us;
     int best = 0;
@@ -414,9 +405,6 @@ class TileBench {
     std::fflush(stdout);
   }
 
-  const void* weights(const Shape& s, int i) const {
-    return pool_.data() + size_t(i) * s.weight_bytes() % (kPoolBytes - s.weight_bytes()) / 256 * 128;
-  }
   void library(const Library& lt, int algorithm, const Shape& s, int rows, const void* w,
                cudaStream_t t) const {
     lt.multiply(algorithm, w, x_.data(), y_.data(), t);
@@ -475,10 +463,25 @@ void run(const std::function<bool(const char*)>& wanted) {
     if (wanted("layer")) bench.layer(rows);
 }
 
+// Whether all of them are parts; says which are.
+bool known_parts(int count, char** names) {
+  constexpr const char* kParts[] = {"llama", "qwen", "layer", "skinny", "chain",
+                                    "tile",  "hot",  "power", "ahead"};
+  for (int i = 0; i < count; ++i) {
+    if (std::ranges::find(kParts, std::string(names[i])) != std::end(kParts)) continue;
+    std::fprintf(stderr, "no part '%s'; there are:", names[i]);
+    for (const char* part : kParts) std::fprintf(stderr, " %s", part);
+    std::fprintf(stderr, "\n");
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 }  // namespace ekv::bench
 
 int main(int argc, char** argv) {
+  if (!ekv::bench::known_parts(argc - 1, argv + 1)) return 1;
   const auto wanted = [&](const char* part) {
     const bool named =
         std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, part) == 0; });

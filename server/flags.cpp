@@ -181,7 +181,7 @@ CommandLine parse_serve(int argc, const char* const* argv) {
     finish_engine_flags(raw.engine, flags.engine);
     finish_kv_flags(serve, raw.kv, flags.engine);
   } catch (const CLI::ParseError& e) {
-    const int code = serve.exit(e, out, out);
+    const int code = serve.exit(e, out, out) == 0 ? 0 : 2;
     return {.serve = {}, .text = out.str(), .exit_code = code};
   }
   return {.serve = std::move(flags), .text = {}};
@@ -206,7 +206,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e, out, out);
+    const int code = app.exit(e, out, out) == 0 ? 0 : 2;
     return {.serve = {}, .text = out.str(), .exit_code = code};
   }
   return {.serve = {}, .text = "the command must come first: elastickv serve MODEL [flags]\n", .exit_code = 2};

@@ -126,6 +126,13 @@ Result<Loaded> load(const ServeFlags& flags) {
   return Loaded{*std::move(model), *std::move(served), engine, *device};
 }
 
+void warn_of_no_host_memory(KvPolicy policy, int slots) {
+  if (slots > 0 || (policy != KvPolicy::elastic && policy != KvPolicy::exact_offload)) return;
+  log_warn(fmt::format("--kv-policy {} has no room on the host and will {}; raise --kv-host-bytes",
+                       name_of(policy),
+                       policy == KvPolicy::elastic ? "halve no pair" : "keep nothing that is evicted"));
+}
+
 void report(const Loaded& loaded, const Backend& backend) {
   const ModelConfig& model = loaded.model.config();
   const KvShape shape = model.kv_shape();
@@ -140,6 +147,7 @@ void report(const Loaded& loaded, const Backend& backend) {
   log_info(fmt::format("KV policy: {}; host memory: {} pairs, {:.1f} MiB",
                        name_of(loaded.engine.fidelity.policy), slots,
                        double(host_slot_bytes(loaded)) * slots / (1 << 20)));
+  warn_of_no_host_memory(loaded.engine.fidelity.policy, slots);
   log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences; async scheduling {}",
                        loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
                        loaded.engine.scheduler.max_step_seqs, loaded.engine.async_scheduling ? "on" : "off"));

@@ -78,8 +78,9 @@ const Json& member(const Json& object, const char* key) {
 Result<int64_t> int_member(const Json& object, const char* key, int64_t fallback) {
   const Json& value = member(object, key);
   if (value.is_null()) return fallback;
-  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX))
-    return bad_member(key, "a 64-bit integer", value);
+  const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
+  if (too_large || (value.is_number_float() && std::fabs(value.get<double>()) >= 0x1p63))
+    return bad_member(key, "an integer from -9223372036854775808 to 9223372036854775807", value);
   if (!value.is_number_integer()) return bad_member(key, "an integer", value);
   return value.get<int64_t>();
 }

@@ -89,3 +89,9 @@ def test_exact_offload_under_pressure_equals_the_solo_run(offload, solo):
         assert again == text
         assert fidelity["base_exposure"] == 0 and fidelity["tainted_tokens"] == 0
     offload.wait_idle()
+
+
+@pytest.mark.parametrize("policy, what", [("elastic", "halve no pair"), ("exact-offload", "keep nothing that is evicted")])
+def test_a_policy_without_host_memory_says_so(start, policy, what):
+    assert what in start(*POOL, "--kv-policy", policy, "--kv-host-bytes", "0").log_text()
+    assert what not in start(*POOL, "--kv-policy", policy, "--kv-host-bytes", "64M").log_text()

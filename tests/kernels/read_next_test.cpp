@@ -43,8 +43,10 @@ TEST(ReadNextDeath, RefusesWhatTheCopyEngineWould) {
   alignas(16) const char data[32] = {};
   check_read_next({});
   check_read_next({data, 16});
+  check_read_next({data, kMostReadNext});
   EXPECT_DEATH(check_read_next({data + 8, 16}), "aligned to 16");
   EXPECT_DEATH(check_read_next({data, 24}), "multiple of 16");
+  EXPECT_DEATH(check_read_next({data, kMostReadNext + 16}), "kMostReadNext");
 }
 
 }  // namespace

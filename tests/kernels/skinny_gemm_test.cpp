@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/layer_ops.h"
 #include "kernels/skinny_split.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/number_formats.h"
@@ -60,7 +61,7 @@ Data real_numbers(const Product& c, unsigned seed) {
       v = encode(c.element, normal(rng) * scale * (rng() % 64 ? 1 : 30));  // outlier channels
     return values;
   };
-  return {fill(size_t(c.outputs) * c.inputs, 0.05), fill(size_t(c.rows) * c.inputs, 1)};
+  return {fill(size_t(c.matrix_rows()) * c.inputs, 0.05), fill(size_t(c.rows) * c.inputs, 1)};
 }
 
 // Per row of x and of W.
@@ -197,26 +198,69 @@ TEST(SkinnyGemmRandom, WholeNumbersAreExact) {
   }
 }
 
+class SkinnyGemmGated : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!find_skinny_gated(1)) GTEST_SKIP() << "no gated products on this device";
+  }
+};
+
 // What launch_silu_mul() makes of the plain product's rounded sums, within its error.
-TEST(SkinnyGemmGated, MatchesDefinition) {
+void expect_gated(const Product& c, unsigned seed) {
+  Data d = whole_numbers(c, seed);
+  // Sums are exact, gates not too large for fp16.
+  for (uint16_t& w : d.w) w = encode(c.element, decode(c.element, w) / 32);
+  const Expected e = expected(c, d);
+  for (const SkinnyWay& way : ways(c)) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed << " rows " << c.rows << " outputs " << c.outputs
+                                    << " inputs " << c.inputs << " " << name_of(way));
+    const std::vector<double> y = multiply(c, d, way);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const size_t row = i / c.outputs * c.matrix_rows(), output = i % c.outputs;
+      const double g = round_to(c.element, e.sum[row + output]);
+      const double u = round_to(c.element, e.sum[row + c.outputs + output]);
+      const double want = g / (1 + std::exp(-g)) * u;
+      ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(c.element, std::fabs(want)))
+          << "row " << i / c.outputs << " output " << output;
+    }
+  }
+}
+
+TEST_F(SkinnyGemmGated, MatchesDefinition) {
   for (const Product& c :
        of_both_types({Product{1, 64, 64, false, true}, Product{9, 1, 200, false, true},
                       Product{23, 65, 1032, false, true}, Product{64, 200, 520, false, true},
                       Product{101, 68, 520, false, true}, Product{128, 131, 136, false, true}})) {
-    Data d = whole_numbers(c, unsigned(c.rows));
-    // Sums are exact, gates not too large for fp16.
-    for (uint16_t& w : d.w) w = encode(c.element, decode(c.element, w) / 32);
-    const Expected e = expected(c, d);
+    expect_gated(c, unsigned(c.rows));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(SkinnyGemmGated, RandomOnesMatchTheDefinition) {
+  std::mt19937 rng(7);
+  for (int round = 0; round < std::max(4, long_run(100)); ++round) {
+    const Product c{1 + int(rng() % kMaxSkinnyRows), 1 + int(rng() % 200), 8 * (1 + int(rng() % 150)), false,
+                    true};
+    expect_gated(c, rng());
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The activation of a separate kernel, after the plain product of the same split, has the same bits. Widths are
+// those that launch_silu_mul() has.
+TEST_F(SkinnyGemmGated, IsPlainThenActivation) {
+  for (const Product& c :
+       of_both_types({Product{1, 64, 1032, false, true}, Product{4, 8, 8, false, true},
+                      Product{16, 136, 520, false, true}, Product{33, 72, 264, false, true},
+                      Product{64, 200, 520, false, true}, Product{128, 72, 1096, false, true}})) {
+    const Data d = real_numbers(c, unsigned(c.rows));
+    Product plain{c.rows, 2 * c.outputs, c.inputs, false};
+    plain.element = c.element;
     for (const SkinnyWay& way : ways(c)) {
-      const std::vector<double> y = multiply(c, d, way);
-      for (size_t i = 0; i < y.size(); ++i) {
-        const size_t row = i / c.outputs * c.matrix_rows(), output = i % c.outputs;
-        const double g = round_to(c.element, e.sum[row + output]);
-        const double u = round_to(c.element, e.sum[row + c.outputs + output]);
-        const double want = g / (1 + std::exp(-g)) * u;
-        ASSERT_NEAR(y[i], want, std::fabs(want) * 0x1p-20 + half_step(c.element, std::fabs(want)))
-            << c.rows << " rows, row " << i / c.outputs << " output " << output << " " << name_of(way);
-      }
+      const DeviceVector<uint16_t> sums(encode_all(c.element, multiply(plain, d, {way.unit, way.split, 1})));
+      const DeviceVector<uint16_t> out(size_t(c.rows) * c.outputs, kPoison);
+      launch_silu_mul({sums.data(), out.data(), c.rows, c.outputs, c.element}, nullptr);
+      ASSERT_EQ(encode_all(c.element, multiply(c, d, way)), out.host()) << c.rows << " rows, " << name_of(way);
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/cuda_forward.h"
 #include "backend/cuda/pinned_pool.h"
 #include "elastickv/backend.h"
 #include "elastickv/engine.h"
@@ -226,6 +227,28 @@ TEST(CudaStep, TheLastLayerComputesNoMoreThanItsSamplesNeed) {
   EXPECT_EQ(taken(16), products(16, 16)) << "as many as there is room for";
   const std::set<std::string> more = taken(17);
   EXPECT_TRUE(more.contains("product 1 of 64 rows") && !more.contains("product 1 of 32 rows"));
+}
+
+// The beginning of a matrix, in whole 16 bytes; with so few rows that it does not pay, and so many, none of it.
+TEST(CudaStep, ANormOf16To128RowsAsksForTheBeginningOfAMatrix) {
+  constexpr size_t kMost = size_t(4) << 20;
+  alignas(16) static const char matrix[16] = {};
+  for (const int rows : {1, 15, 129, 8192}) EXPECT_EQ(read_ahead(matrix, kMost, rows).bytes, 0u) << rows;
+  for (const int rows : {16, 17, 128})
+    for (const auto& [bytes, asked] : {std::pair{size_t(0), size_t(0)},
+                                       {15, 0},
+                                       {16, 16},
+                                       {1000, 992},
+                                       {kMost - 1, kMost - 16},
+                                       {kMost, kMost},
+                                       {kMost + 8, kMost},
+                                       {(size_t(1) << 32) + 16, kMost}}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << bytes << " bytes");
+      const ReadNext next = read_ahead(matrix, bytes, rows);
+      EXPECT_EQ(next.data, matrix);
+      EXPECT_EQ(next.bytes, asked);
+      check_read_next(next);
+    }
 }
 
 // The start's own steps fit the smallest limits, with each policy and each number format.

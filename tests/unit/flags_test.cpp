@@ -156,7 +156,7 @@ TEST(Flags, MistakesEndWithAMessage) {
   for (const auto& arguments : mistakes) {
     const CommandLine line = parse(arguments);
     EXPECT_FALSE(line.serve);
-    EXPECT_NE(line.exit_code, 0);
+    EXPECT_EQ(line.exit_code, 2);
     EXPECT_FALSE(line.text.empty());
   }
   EXPECT_NE(parse({"serve", "m", "--no-such-flag"}).text.find("--no-such-flag"), std::string::npos);
@@ -209,7 +209,7 @@ TEST(Flags, WhatIsWrongInAConfigFileIsNamed) {
     const ConfigFile file(text);
     const CommandLine line = parse({"serve", "m", "--config", file.path()});
     EXPECT_FALSE(line.serve) << text;
-    EXPECT_NE(line.exit_code, 0) << text;
+    EXPECT_EQ(line.exit_code, 2) << text;
     EXPECT_NE(line.text.find(name), std::string::npos) << line.text;
   }
   const CommandLine missing = parse({"serve", "m", "--config", "/does/not/exist.ini"});
@@ -333,7 +333,7 @@ TEST(Flags, BadValuesOfElasticKvNameTheFlag) {
   for (const auto& [flag, value] : mistakes) {
     const CommandLine line = parse({"serve", "m", flag, value});
     EXPECT_FALSE(line.serve) << flag;
-    EXPECT_NE(line.exit_code, 0) << flag;
+    EXPECT_EQ(line.exit_code, 2) << flag;
     EXPECT_NE(line.text.find(flag), std::string::npos) << line.text;
   }
 }

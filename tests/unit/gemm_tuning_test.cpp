@@ -79,12 +79,22 @@ TEST(GemmCache, RefusesEveryCutAndEveryChangedByte) {
 }
 
 TEST(GemmCache, RefusesOtherFiles) {
-  for (const char* text : {"", "\n", "{}", "elastickv gemm cache 3\nend 1 0\n", "elastickv gemm cache 4\n"})
-    EXPECT_FALSE(parse_gemm_cache(text)) << text;
-  const Result<GemmCache> old =
-      parse_gemm_cache("elastickv gemm cache 1\nend 1 d469b3e8fcd6e122\n");  // whole, of version 1
-  ASSERT_FALSE(old);
-  EXPECT_NE(old.error().message.find("another version"), std::string::npos) << old.error().message;
+  const auto expect_refused = [](const char* text, const char* why) {
+    const Result<GemmCache> read = parse_gemm_cache(text);
+    ASSERT_FALSE(read) << text;
+    EXPECT_NE(read.error().message.find(why), std::string::npos) << text << ": " << read.error().message;
+  };
+  for (const char* text : {"", "\n", "{}"}) expect_refused(text, "another version or program");
+  // Whole ones of the versions before, each with the checksum of its time.
+  for (const char* text :
+       {"elastickv gemm cache 1\nend 1 d469b3e8fcd6e122\n", "elastickv gemm cache 2\nend 1 a1c83a4d6ee6cb0\n",
+        "elastickv gemm cache 3\nend 1 f38f01f829e7742a\n"})
+    expect_refused(text, "another version");
+  EXPECT_EQ(to_text({}), "elastickv gemm cache 4\nend 1 814779f0eca59579\n");
+  for (const char* text :
+       {"elastickv gemm cache 4\n", "elastickv gemm cache 4\nend 1 0\n",
+        "elastickv gemm cache 4\nend 1 814779f0eca59578\n", "elastickv gemm cache 4\nend 2 814779f0eca59579\n"})
+    expect_refused(text, "cut off or changed");
 }
 
 TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {

@@ -2,6 +2,7 @@
 
 #include "util/json.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -160,6 +161,13 @@ TEST(Json, TypedMembersNameTheFieldAtFault) {
   EXPECT_EQ(*int_member(object, "absent", 7), 7);
   EXPECT_EQ(int_member(object, "x", 0).error().param, "x");
   EXPECT_EQ(int_member(object, "big", 0).error().param, "big");
+  for (const char* text :
+       {"18446744073709551615", "99999999999999999999999", "-9223372036854775809", "1e300"}) {
+    const Json beyond = *parse_json(fmt::format("{{\"n\":{}}}", text));
+    EXPECT_NE(int_member(beyond, "n", 0).error().message.find("to 9223372036854775807"), std::string::npos)
+        << text;
+  }
+  EXPECT_EQ(*int_member(*parse_json(R"({"n":-9223372036854775808})"), "n", 0), INT64_MIN);
   EXPECT_EQ(*number_member(object, "n", 0), 3.0);
   EXPECT_EQ(number_member(object, "s", 0).error().param, "s");
   EXPECT_EQ(bool_member(object, "n", false).error().param, "n");

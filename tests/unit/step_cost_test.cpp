@@ -83,6 +83,20 @@ TEST(StepCost, AStallAtTheStartIsForgottenAtOnce) {
   expect_near(fit.cost(), kTruth, 0.1, rng);
 }
 
+// Hours of decodes between two prompts.
+TEST(StepCost, WhatAPromptCostsIsNotForgotten) {
+  std::mt19937 rng(8);
+  StepCostFit fit;
+  add_steps(fit, 400, rng, [&](int) { return noise(rng); });
+  const StepLoad chunk{.tokens = 1500, .prefill_keys = int64_t(1500) * 3000, .decode_keys = 20 * 3000};
+  for (int i = 0; i < 5000; ++i) {
+    const int batch = 1 + int(rng() % 64);
+    const StepLoad decodes{.tokens = batch, .decode_keys = int64_t(batch) * int(rng() % 4000)};
+    fit.add(decodes, kTruth.us(decodes) * noise(rng));
+    ASSERT_NEAR(fit.cost().us(chunk) / kTruth.us(chunk), 1, 0.1) << "after " << i << " steps of decodes";
+  }
+}
+
 TEST(StepCost, FollowsAMachineThatChanges) {
   std::mt19937 rng(3);
   for (const double factor : {3.0, 1.0 / 3}) {
