@@ -14,4 +14,12 @@ bool is_hopper_code(Kernel kernel) {
   return code.ptxVersion >= 90;
 }
 
+// Whether it is code of sm_90, made neither for an older device nor from older PTX: only that has wgmma in it.
+template <class Kernel>
+bool is_wgmma_code(Kernel kernel) {
+  cudaFuncAttributes code;
+  cuda_check(cudaFuncGetAttributes(&code, kernel));
+  return code.ptxVersion >= 90 && code.binaryVersion >= 90;
+}
+
 }  // namespace ekv

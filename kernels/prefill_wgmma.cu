@@ -9,6 +9,7 @@
 // Lane (i, j) = (lane % 4, lane / 4) holds rows j and j + 8 of its warp's 16, columns 2i and 2i + 1 of each 8.
 
 #include "kernels/cuda_check.h"
+#include "kernels/hopper_code.h"
 #include "kernels/prefill_core.cuh"
 #include "kernels/wgmma.cuh"
 
@@ -376,11 +377,7 @@ void launch_prefill_wgmma(const AttnArgs& args, const PrefillWorkspace& w, cudaS
   cuda_check(cudaGetLastError());
 }
 
-bool device_has_wgmma() {
-  cudaFuncAttributes attributes;
-  cuda_check(cudaFuncGetAttributes(&attributes, prefill_wgmma_kernel<__half, 128>));
-  return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
-}
+bool device_has_wgmma() { return is_wgmma_code(prefill_wgmma_kernel<__half, 128>); }
 
 #define EKV_PREFILL(head_dim) \
   template void launch_prefill_wgmma<head_dim>(const AttnArgs&, const PrefillWorkspace&, cudaStream_t)

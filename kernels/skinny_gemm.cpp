@@ -5,7 +5,9 @@
 
 namespace ekv {
 
-SkinnyDevice skinny_device() {
+namespace {
+
+SkinnyDevice find_device() {
   int device, multiprocessors;
   cuda_check(cudaGetDevice(&device));
   cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
@@ -13,6 +15,13 @@ SkinnyDevice skinny_device() {
           .wgmma_rows = device_has_skinny_wgmma() ? kMaxSkinnyRows : 0,
           .cluster = device_has_skinny_clusters() ? kMaxSkinnySplit : 1,
           .num_ctas = multiprocessors * kSkinnyCtasPerMultiprocessor};
+}
+
+}  // namespace
+
+SkinnyDevice skinny_device() {
+  static const SkinnyDevice found = find_device();  // of the process's only device; asked for at every launch
+  return found;
 }
 
 void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream_t stream) {

@@ -1,5 +1,6 @@
 // skinny_wgmma.cu -- launches the kernels of skinny_wgmma.cuh.
 
+#include "kernels/hopper_code.h"
 #include "kernels/programmatic.cuh"
 #include "kernels/skinny_wgmma.cuh"
 
@@ -30,11 +31,7 @@ void launch(const SkinnyGemmArgs& a, int columns, cudaStream_t stream) {
 
 }  // namespace
 
-bool device_has_skinny_wgmma() {
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, skinny_wgmma_kernel<__half, 64>));
-  return code.ptxVersion >= 90 && code.binaryVersion >= 90;
-}
+bool device_has_skinny_wgmma() { return is_wgmma_code(skinny_wgmma_kernel<__half, 64>); }
 
 void launch_skinny_wgmma(const SkinnyGemmArgs& a, int columns, cudaStream_t stream) {
   if (a.rows <= 8) return launch<8>(a, columns, stream);

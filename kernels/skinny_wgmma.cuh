@@ -114,6 +114,18 @@ struct SkinnyPart {
   }
 };
 
+// Of a ring whose stages are filled by one thread, and free when `readers` have signalled.
+template <int kStages>
+__device__ __forceinline__ void init_skinny_ring(uint64_t (&full)[kStages], uint64_t (&empty)[kStages],
+                                                 int readers) {
+  for (int i = 0; i < kStages; ++i) {
+    mbarrier_init(shared_address(&full[i]), 1);
+    mbarrier_init(shared_address(&empty[i]), readers);
+  }
+  mbarrier_init_fence();
+  fence_proxy_async();
+}
+
 // Keeps the ring of W full. One thread.
 template <int kRows>
 class SkinnyWeights {
@@ -123,12 +135,7 @@ class SkinnyWeights {
 
   // Before any other thread knows the barriers: fills the ring.
   __device__ void start() {
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(shared_address(&shared_.w_full[i]), 1);
-      mbarrier_init(shared_address(&shared_.w_empty[i]), 1);
-    }
-    mbarrier_init_fence();
-    fence_proxy_async();
+    init_skinny_ring(shared_.w_full, shared_.w_empty, 1);
     for (; next_ < min(kStages, part_.blocks); ++next_) load();
   }
   __device__ void run() {
@@ -167,12 +174,7 @@ class SkinnyRows {
       : p_(p), part_(part), shared_(shared) {}
 
   __device__ void start() {
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(shared_address(&shared_.x_full[i]), 1);
-      mbarrier_init(shared_address(&shared_.x_empty[i]), p_.columns);
-    }
-    mbarrier_init_fence();
-    fence_proxy_async();
+    init_skinny_ring(shared_.x_full, shared_.x_empty, p_.columns);
     prefetch_tensor_map(&p_.x);
   }
   // After the kernels ahead have ended. A stage is free when the warpgroups of all CTAs of the part have read

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/hopper_code.h"
 #include "kernels/programmatic.cuh"
 #include "kernels/tile_gemm.cuh"
 #include "kernels/tile_gemm.h"
@@ -54,18 +55,13 @@ int most_clusters() {
   return most;
 }
 
-bool is_wgmma_code() {
-  cudaFuncAttributes code;
-  cuda_check(cudaFuncGetAttributes(&code, tile_gemm_kernel<__half, true>));
-  return code.binaryVersion >= 90 && code.ptxVersion >= 90;
-}
-
 }  // namespace
 
 // Asks for the clusters, too, so that no launch does for the first time while a graph is captured.
 bool has_tile_gemm(int outputs, int inputs) {
+  static const bool has_code = is_wgmma_code(tile_gemm_kernel<__half, true>);  // as above
   const bool sizes = outputs > 0 && outputs % 8 == 0 && inputs > 0 && inputs % 8 == 0;
-  return sizes && is_wgmma_code() && most_clusters() > 0;
+  return sizes && has_code && most_clusters() > 0;
 }
 
 void launch_tile_gemm(const TileGemmArgs& a, cudaStream_t stream) {

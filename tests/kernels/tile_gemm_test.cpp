@@ -189,26 +189,23 @@ using TileGemmRows = TileGemmKernel;
 using TileGemmChain = TileGemmKernel;
 using TileGemmFind = TileGemmKernel;
 
-TEST_P(TileGemm, WholeNumbersAreExactOnceRounded) {
-  const Product c = GetParam();
-  const Data d = whole_numbers(c, 1);
+// Every output, with expect_exact() or expect_near().
+template <class Expect>
+void expect_all(const Product& c, const Data& d, const Expect& expect) {
   const std::vector<uint16_t> out = Operands(c, d).multiply();
   for (int row = 0; row < c.rows; ++row)
     for (int output = 0; output < c.outputs; ++output) {
-      expect_exact(c, d, out, row, output);
-      if (HasFatalFailure()) return;
+      expect(c, d, out, row, output);
+      if (testing::Test::HasFatalFailure()) return;
     }
 }
 
+TEST_P(TileGemm, WholeNumbersAreExactOnceRounded) {
+  expect_all(GetParam(), whole_numbers(GetParam(), 1), expect_exact);
+}
+
 TEST_P(TileGemm, RealNumbersAreWithinTheBound) {
-  const Product c = GetParam();
-  const Data d = real_numbers(c, 2);
-  const std::vector<uint16_t> out = Operands(c, d).multiply();
-  for (int row = 0; row < c.rows; ++row)
-    for (int output = 0; output < c.outputs; ++output) {
-      expect_near(c, d, out, row, output);
-      if (HasFatalFailure()) return;
-    }
+  expect_all(GetParam(), real_numbers(GetParam(), 2), expect_near);
 }
 
 // The activation of a separate kernel has the same bits.
