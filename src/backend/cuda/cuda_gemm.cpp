@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/cublas_handles.h"
@@ -196,10 +197,11 @@ class CublasGemm : public CudaGemm {
 
   // The product and what is made of it.
   cublasStatus_t launch(const Form& form, const GemmChoice& choice, const Places& p, cudaStream_t stream) {
-    if (choice.tile) return launch_tile(form, p, stream);
-    const bool activates = choice.skinny_split > 0 && skinny_activates(form);
-    const cublasStatus_t status = choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
-                                                          : launch_library(form, choice, p, stream);
+    const bool activates = form.shape.after == After::activation &&
+                           (choice.tile || (choice.skinny_split > 0 && skinny_activates(form)));
+    const cublasStatus_t status = choice.tile               ? launch_tile(form, p, stream)
+                                  : choice.skinny_split > 0 ? launch_skinny(form, choice, activates, p, stream)
+                                                            : launch_library(form, choice, p, stream);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (form.shape.after == After::activation && !activates)
       launch_silu_mul({.gate_up = p.y,
@@ -208,22 +210,26 @@ class CublasGemm : public CudaGemm {
                        .width = form.shape.outputs / 2,
                        .element = form.shape.element},
                       stream);
-    if (form.shape.after == After::norm) launch_norm(p.y, p.norm.residual, p, stream);
+    if (form.shape.after == After::norm) launch_norm(choice.skinny_split == 0, p, stream);
     return status;
   }
 
-  static void launch_norm(const void* x, void* residual, const Places& p, cudaStream_t stream) {
+  static void launch_norm(bool added, const Places& p, cudaStream_t stream) {
     RmsNormArgs norm = p.norm;
-    norm.x = x, norm.residual = residual, norm.num_rows = p.rows;
+    norm.num_rows = p.rows, norm.x = p.y;
+    if (added) norm.x = std::exchange(norm.residual, nullptr);
     launch_rms_norm(norm, stream);
   }
 
+  // Where one is added to the residual stream, that is C and D: the norm has half of its bytes to move then.
   cublasStatus_t launch_library(const Form& form, const GemmChoice& choice, const Places& p,
                                 cudaStream_t stream) {
-    const float one = 1, zero = 0;
+    const bool adds = form.shape.after == After::norm;
+    const float one = 1, beta = adds ? 1 : 0;
+    void* const y = adds ? p.norm.residual : p.y;
     const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
-    return cublasLtMatmul(handle_.get(), desc_.get(), &one, p.w, form.w.get(), p.x, form.x.get(), &zero, p.y,
-                          form.y.get(), p.y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
+    return cublasLtMatmul(handle_.get(), desc_.get(), &one, p.w, form.w.get(), p.x, form.x.get(), &beta, y,
+                          form.y.get(), y, form.y.get(), &algorithm, workspace_.data(), workspace_.bytes(),
                           stream);
   }
 
@@ -241,7 +247,6 @@ class CublasGemm : public CudaGemm {
                       .add = after == After::norm,
                       .element = form.shape.element},
                      stream);
-    if (after == After::norm) launch_norm(p.norm.residual, nullptr, p, stream);  // it has the product by then
     return CUBLAS_STATUS_SUCCESS;
   }
 

@@ -3,11 +3,11 @@
 //
 // A form is a product with a number of rows; a candidate computes a form: an algorithm of cuBLASLt, the kernel
 // for few rows with some split, or the one for many rows. What is made of the product belongs to the form: the
-// kernels for few and many rows activate a gated product themselves, that for many adds one to the residual
-// stream; what a kernel does not do is left to one after it. What is timed is always all of it. The number of
-// rows is rounded up to a bucket, so that a product has few forms. All forms are set up at the start, each with
-// an algorithm; a call looks its form up and allocates nothing. The rows of the padding are computed from
-// whatever the buffer holds and mean nothing; rows do not mix.
+// kernels for few and many rows activate a gated product themselves, that for many and cuBLASLt add one to the
+// residual stream; what a kernel does not do is left to one after it. What is timed is always all of it. The
+// number of rows is rounded up to a bucket, so that a product has few forms. All forms are set up at the start,
+// each with an algorithm; a call looks its form up and allocates nothing. The rows of the padding are computed
+// from whatever the buffer holds and mean nothing; rows do not mix.
 
 #include <cuda_runtime_api.h>
 
