@@ -71,8 +71,9 @@ def command_of(cell, args):
     command = ["--device", args.device, "--model", MODELS.get(model, model), "--load-format", "dummy", "--preset", preset,
                "--synthetic", f"{concurrency * per_place}:{args.lengths}", "--concurrency", str(concurrency),
                "--max-num-batched-tokens", str(args.max_num_batched_tokens), "--kv-cache-memory-bytes", args.kv_cache_memory_bytes,
-               "--kv-host-bytes", args.kv_host_bytes, "--no-enable-prefix-caching", *POLICIES[policy], *args.flag]
-    labels = {"policy": policy, "preset": preset, "per_place": per_place}
+               "--kv-host-bytes", args.kv_host_bytes, "--no-enable-prefix-caching", "--dtype", args.dtype, *POLICIES[policy],
+               *args.flag]
+    labels = {"policy": policy, "preset": preset, "per_place": per_place, "dtype": args.dtype}
     return command + [f"--metadata={key}={value}" for key, value in labels.items()]
 
 
@@ -90,7 +91,7 @@ def run_cell(cell, args, limit_s):
             shutil.copyfileobj(plain, packed)
         extra = step_log.figures(*step_log.read(log))
     labels = {"command": sweep.shown(command), "cell": ":".join(map(str, cell)), "policy": cell[1], "preset": cell[2],
-              "per_place": cell[4]}
+              "per_place": cell[4], "dtype": args.dtype}
     kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
     half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
     half.write_text(json.dumps(kept, indent=1) + "\n")
@@ -183,6 +184,7 @@ def main():
     parser.add_argument("--kv-host-bytes", default="64G", help="for whole pairs or low planes; of these the engine takes "
                         "what the pool can use, policies without take none")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float16", "bfloat16"])
     parser.add_argument("--flag", action="append", default=[], help="another flag of replay, as --flag=--enforce-eager")
     parser.add_argument("--cell-limit-s", type=float, default=240, help="a cell is ended after it")
     parser.add_argument("--limit-s", type=float, default=540, help="of all cells together; what does not fit is left out")

@@ -172,6 +172,7 @@ class ChainBench {
         x_(size_t(kMaxSkinnyRows) * 16384),
         y_(size_t(kMaxSkinnyRows) * 32768),
         activated_(size_t(kMaxSkinnyRows) * 16384),
+        sink_(1),
         workspace_(kWorkspaceBytes) {
     launch_fill_half(pool_.data(), pool_.size(), nullptr);
     launch_fill_half(x_.data(), x_.size(), nullptr);
@@ -187,6 +188,7 @@ class ChainBench {
   }
 
   void run() const {
+    for (const Shape& s : kLlamaLayer) print_floors(s);
     for (int rows : {1, 4, 8, 16, 32, 64, 128}) {
       std::vector<std::unique_ptr<Library>> libraries;
       std::vector<Timed> lt, mma, wgmma;
@@ -213,6 +215,23 @@ class ChainBench {
     Launch launch;
     std::string name;
   };
+
+  // How close a kernel of this size comes to the ceiling that does nothing but move as many bytes as W has.
+  void print_floors(const Shape& s) const {
+    const size_t bytes = s.weight_bytes();
+    const auto w = [&](int i) {
+      return const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(weights(pool_, s, i)));
+    };
+    const auto read = [&](int i, cudaStream_t t) { launch_read(w(i), bytes, sink_.data(), t); };
+    const auto copy = [&](int i, cudaStream_t t) { launch_copy(w(i) + bytes / 2, w(i), bytes / 2, t); };
+    const double read_us = time(s, read, 20), copy_us = time(s, copy, 20);
+    std::printf("%-8s      | W read and nothing else %.2f us, %.0f%%; as many bytes copied %.2f us, %.0f%%\n",
+                s.name, read_us, share(s, read_us), copy_us, share(s, copy_us));
+  }
+  // Of the copy ceiling, in percent.
+  double share(const Shape& s, double us) const {
+    return 100 * double(s.weight_bytes()) / us / 1e6 / copy_tbs_;
+  }
 
   Timed best_of_library(const Shape& s, int rows, const Library& library) const {
     Timed best;
@@ -272,8 +291,7 @@ class ChainBench {
     const double us = time(
         s, [&](int i, cudaStream_t t) { timed.launch(weights(pool_, s, i), t); }, 20);
     char text[48];
-    std::snprintf(text, sizeof text, "%7.2f [%6.2f %3.0f%%]", timed.us, us,
-                  100 * double(s.weight_bytes()) / us / 1e6 / copy_tbs_);
+    std::snprintf(text, sizeof text, "%7.2f [%6.2f %3.0f%%]", timed.us, us, share(s, us));
     return text;
   }
   // A layer without attention and KV write: a norm ahead of each product but the last.
@@ -290,6 +308,7 @@ class ChainBench {
   }
 
   DeviceArray<uint16_t> pool_, x_, y_, activated_;
+  DeviceArray<uint32_t> sink_;
   DeviceArray<uint8_t> workspace_;
   double copy_tbs_ = 0;
 };

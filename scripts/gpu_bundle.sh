@@ -29,7 +29,7 @@ for bench in "${benches[@]}"; do strip -o "$programs/bench/$bench" "$build/bench
 cp "$build/tests/gpu_tests" "$programs/tests/"
 mkdir "$programs/tests/data" && cp -r tests/data/golden "$programs/tests/data/"
 ln -s ../build/gpu/tests/data "$root/tests/data"
-cp scripts/gpu_check.sh scripts/gpu_dtype.sh scripts/gpu_judge.sh scripts/gpu_judge.py scripts/soak.py scripts/package_test.sh "$root/scripts/"
+cp scripts/gpu_check.sh scripts/gpu_judge.sh scripts/gpu_judge.py scripts/soak.py scripts/package_test.sh "$root/scripts/"
 cp bench/*.py "$root/bench/" && cp bench/results/vllm-h200.json "$root/bench/results/"
 cp scripts/gpu_run.sh "$root/run.sh"
 

@@ -12,9 +12,9 @@
 #   ops 40       demotion, promotion and small kernels beside plain copies    (kernel_ops_bench)
 #   decode 140   products of few rows: tests of these, of norms and of tuning, then every way of them as links of a chain
 #                (skinny_gemm_test, layer_ops_test, cuda_gemm_test, kernel_gemm_bench)
-#   prefill 200  products of many rows: tests, cuBLASLt, steps of 8,192
+#   prefill 240  products of many rows: tests, cuBLASLt, steps of 8,192
 #                (tile_gemm_test, cuda_gemm_test, kernel_gemm_bench, bench latency)
-#   steps 100    1 x 1K and 64 x 1K, and without what makes them fast         (bench latency, replay)
+#   steps 170    1 x 1K, 64 x 1K, 64 x 4K, and without what makes them fast         (bench latency, replay)
 #   gemm 100     matrix products                                              (gemm_bench)
 #   grid 3800    presets, concurrency, policies, two models                   (bench/gpu_load.py)
 # JUDGE_SECONDS=570: for all of it; what finds less than 15 s is left out. JUDGE_BUILD=build/gpu: where the programs are.
@@ -102,14 +102,14 @@ chosen() {  # ROWS: which way tuning chose for each matrix
   echo "chosen (outputs inputs rows stride bits after):"
   grep -E "^[0-9]+ [0-9]+ ($1) " "$out/steps-gemm-cache.txt" | sed -E 's/cublas .*/cublas/'
 }
-decodes() {  # SEQUENCES CONTEXT OUTPUT GOAL: the device's time of a step of decodes, which prefill is no part of
+decodes() {  # SEQUENCES CONTEXT OUTPUT NAME FLAGS...: the device's time of a step of decodes, without prefill
   local log="$out/decodes.jsonl"
   timeout --foreground 100 "$program" replay --model llama-3.1-8b --load-format dummy --device cuda --max-num-batched-tokens 8192 \
     --no-enable-prefix-caching --kv-cache-memory-bytes 40G --gemm-cache "$out/steps-gemm-cache.txt" \
-    --synthetic "$1:$2:$3" --concurrency "$1" --step-log "$log" > "$out/decodes.log" 2>&1 || { tail -n 5 "$out/decodes.log" >&2; return 1; }
+    --synthetic "$1:$2:$3" --concurrency "$1" --step-log "$log" "${@:5}" > "$out/decodes.log" 2>&1 || { tail -n 5 "$out/decodes.log" >&2; return 1; }
   PYTHONPATH=bench python3 -c "import statistics, step_log
 steps = [s['device_us'] for s in step_log.read('$log')[0] if s['decode_tokens'] == $1 and not s['prefill_tokens']]
-print(f'$1 x $2 ($4): {statistics.median(steps) / 1000:.3f} ms, median of {len(steps)} steps of $2 to {$2 + $3} tokens')"
+print(f'$1 x $2, $4: {statistics.median(steps) / 1000:.3f} ms, median of {len(steps)} steps of $2 to {$2 + $3} tokens')"
 }
 export -f green latency one prompts chosen decodes
 part_decode() {  # the smallest case first
@@ -124,9 +124,11 @@ part_prefill() {  # the smallest case first
   timeout 60 "$build/bench/kernel_gemm_bench" tile || bad=1
   timeout 60 "$build/bench/kernel_gemm_bench" hot || bad=1
   prompts "not tuned" --gemm-tuning off || bad=1
-  prompts "tuned" || bad=1
+  prompts "tuned" --dtype float16 || bad=1
+  prompts "tuned, bf16" --dtype bfloat16 || bad=1
   chosen "2048|8192"
-  prompts "tuned, again" || bad=1
+  prompts "tuned, again" --dtype float16 || bad=1
+  prompts "tuned, bf16, again" --dtype bfloat16 || bad=1
   return $bad
 }
 part_steps() {
@@ -137,7 +139,10 @@ part_steps() {
   one "one step at a time" --no-async-scheduling || bad=1
   one "no graphs" --enforce-eager || bad=1
   one "no tuning" --gemm-tuning off || bad=1
+  one "bf16" --dtype bfloat16 || bad=1
   decodes 64 1024 160 "goal 6.86" || bad=1
+  decodes 64 1024 160 "bf16" --dtype bfloat16 || bad=1
+  decodes 64 4096 64 "goal 12.6" || bad=1
   return $bad
 }
 

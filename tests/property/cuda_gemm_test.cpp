@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -49,8 +50,14 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
         return bits;
       };
       const size_t rows = size_t(row_bucket(s.max_rows));
-      w_.push_back(random(size_t(s.outputs) * size_t(s.inputs))), x_.push_back(random(rows * size_t(s.inputs)));
-      d_w_.push_back(on_device(w_.back())), d_x_.push_back(on_device(x_.back()));
+      const auto operand = [&](size_t count, std::vector<std::vector<double>>& values) {
+        const std::vector<uint16_t> bits = random(count);
+        values.emplace_back(count);
+        std::ranges::transform(bits, values.back().begin(), [&](uint16_t b) { return value_of(b); });
+        return on_device(bits);
+      };
+      d_w_.push_back(operand(size_t(s.outputs) * size_t(s.inputs), w_));
+      d_x_.push_back(operand(rows * size_t(s.inputs), x_));
       d_y_.emplace_back(rows * size_t(s.out_stride)), d_made_.emplace_back(rows * size_t(s.outputs));
       residual_.push_back(s.after == After::norm ? random(rows * size_t(s.outputs)) : random(1));
       d_residual_.push_back(on_device(residual_.back()));
@@ -159,8 +166,7 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
     const size_t inputs = size_t(shapes_[i].inputs);
     Sum sum;
     for (size_t k = 0; k < inputs; ++k) {
-      const double term =
-          value_of(x_[i][size_t(row) * inputs + k]) * value_of(w_[i][size_t(output) * inputs + k]);
+      const double term = x_[i][size_t(row) * inputs + k] * w_[i][size_t(output) * inputs + k];
       sum.value += term, sum.size += std::fabs(term);
     }
     return sum;
@@ -171,7 +177,7 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
   const double step_ = GetParam() == Element::bf16 ? 0x1p-7 : 0x1p-10;  // of the type, relative
   std::vector<GemmShape> shapes_{std::begin(kShapes), std::end(kShapes)};
   Stream stream_ = make_stream();
-  std::vector<std::vector<uint16_t>> w_, x_;
+  std::vector<std::vector<double>> w_, x_;  // what the device has of them, decoded
   std::vector<std::vector<uint16_t>> residual_;
   std::vector<DeviceBuffer<uint16_t>> d_w_, d_x_, d_made_, d_residual_, d_weight_;
   std::vector<DeviceBuffer<float>> d_y_;

@@ -298,10 +298,12 @@ class CublasGemm : public CudaGemm {
         return launch(form, choices[i], p, stream) == CUBLAS_STATUS_SUCCESS;
       };
       const int settling = few ? 0 : int(std::min(kSettlingUs / (launches * fastest_us), 200.0));
-      if (exact) return time_launches(one, launches, std::max(5, settling), stream);
+      const bool one_kernel = choices[i].tile && form.shape.after == After::activation;
+      const double counts = one_kernel && !few ? kOneKernelUnderPower : 1;
+      if (exact) return counts * time_launches(one, launches, std::max(5, settling), stream);
       const double us = time_launches(one, launches, 2, stream);
       fastest_us = std::min(fastest_us, us);
-      return us;
+      return counts * us;
     };
     if (choices.empty()) return form.chosen;
     return choices[choose_candidate(choices.size(), few ? kFinalists : kFinalistsUnderPower, time_us)];
