@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* from, size_t cou
   uint32_t sum = 0;
   const size_t stride = size_t(gridDim.x) * blockDim.x;
   size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-  for (; i + (kInFlight - 1) * stride < count; i += kInFlight * stride) {
+  for (; i < count; i += kInFlight * stride) {
     uint4 v[kInFlight];
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) v[j] = __ldcs(from + i + j * stride);
+    for (int j = 0; j < kInFlight; ++j) v[j] = i + j * stride < count ? __ldcs(from + i + j * stride) : uint4{};
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
   }

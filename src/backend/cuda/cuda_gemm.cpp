@@ -297,16 +297,16 @@ class CublasGemm : public CudaGemm {
         if (operands.ahead) operands.ahead(p.w, form.rows, stream);
         return launch(form, choices[i], p, stream) == CUBLAS_STATUS_SUCCESS;
       };
-      const int settling = few ? 0 : int(std::min(kSettlingUs / (launches * fastest_us), 200.0));
+      const int replays = few ? 5 : int(std::clamp(kUnderPowerSampleUs / (launches * fastest_us), 2.0, 50.0));
       const bool one_kernel = choices[i].tile && form.shape.after == After::activation;
       const double counts = one_kernel && !few ? kOneKernelUnderPower : 1;
-      if (exact) return counts * time_launches(one, launches, std::max(5, settling), stream);
+      if (exact) return counts * time_launches(one, launches, replays, stream);
       const double us = time_launches(one, launches, 2, stream);
       fastest_us = std::min(fastest_us, us);
       return counts * us;
     };
     if (choices.empty()) return form.chosen;
-    return choices[choose_candidate(choices.size(), few ? kFinalists : kFinalistsUnderPower, time_us)];
+    return choices[choose_candidate(choices.size(), few ? kFewRowsEffort : kUnderPowerEffort, time_us)];
   }
 
   static const Form& find(const std::vector<Form>& forms, int rows) {

@@ -13,30 +13,33 @@
 namespace ekv {
 namespace {
 
-constexpr int kRounds = 2;
-
 struct Timed {
   size_t candidate = 0;
   double us = 0;
+  std::vector<double> shares{};  // of the time of candidate 0, a round each
+
+  // What three of four rounds, or both of two, do not exceed.
+  double share() const {
+    std::vector<double> sorted = shares;
+    std::ranges::sort(sorted);
+    return sorted[(sorted.size() * 3 + 3) / 4 - 1];
+  }
 };
 
 }  // namespace
 
-size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& time_us) {
+size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCandidate& time_us) {
   std::vector<Timed> others;
-  for (size_t i = 1; i < count; ++i) others.push_back({i, time_us(i, false)});
+  for (size_t i = 1; i < count; ++i)
+    if (const double us = time_us(i, false); std::isfinite(us)) others.push_back({i, us});
   std::ranges::sort(others, {}, &Timed::us);
-  others.resize(std::min(others.size(), finalists));
-  for (Timed& other : others) other.us = 0;
-  for (int round = 0; round < kRounds; ++round) {
+  others.resize(std::min(others.size(), effort.finalists));
+  for (int round = 0; round < effort.rounds; ++round) {
     const double first = time_us(0, true);
-    for (Timed& other : others) {
-      const double us = time_us(other.candidate, true);
-      other.us += us < first * (1 - kWinMargin) ? us : std::numeric_limits<double>::infinity();
-    }
+    for (Timed& other : others) other.shares.push_back(time_us(other.candidate, true) / first);
   }
-  const auto best = std::ranges::min_element(others, {}, &Timed::us);
-  return best != others.end() && std::isfinite(best->us) ? best->candidate : 0;
+  const auto best = std::ranges::min_element(others, {}, &Timed::share);
+  return best != others.end() && best->share() < 1 - kWinMargin ? best->candidate : 0;
 }
 
 std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms) {

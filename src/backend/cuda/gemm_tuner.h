@@ -11,12 +11,15 @@ namespace ekv {
 // How long candidate i takes, in microseconds; infinity: it does not work. `exact`: take more samples.
 using TimeCandidate = std::function<double(size_t i, bool exact)>;
 
+struct TuningEffort {
+  size_t finalists = 0;  // that are timed exactly, beside candidate 0
+  int rounds = 0;        // in each of which they all are, in turn
+};
 // Candidate 0 is what would be used without tuning. Another one replaces it only if it is faster by kWinMargin
-// in each of two rounds in which both are timed one after the other, so that a change of the clock, or one
-// lucky sample, decides nothing.
+// in three of four rounds, or in both of two, so that a change of the clock, or one lucky sample, decides
+// nothing.
 constexpr double kWinMargin = 0.02;
-// `finalists`: of the others, how many are timed exactly.
-size_t choose_candidate(size_t count, size_t finalists, const TimeCandidate& time_us);
+size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCandidate& time_us);
 
 // The order in which numbers of rows are tuned while time is left: the most usual batches and the largest,
 // which most steps of prefill have, then all others of steps of decodes and some of prefill. -1: not tuned; few
@@ -33,15 +36,17 @@ struct TileForm {
 // turned out to be the fastest for the nearest numbers that were, below and, if there is one, above.
 std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms);
 
-// With more rows power binds, not memory: a sample is then the median of as many replays as the device's
-// control of it needs to settle, and a short one tells little of who is among the fastest.
+// With more rows power binds, not memory. Which candidate is the fastest then changes with the clock, by up to
+// 10 % between the first samples and those of a hot device: many short ones in turn see the same clock, and
+// most of them that of a step.
 constexpr int kFewTuningRows = 512;
-constexpr double kSettlingUs = 30'000;
+constexpr TuningEffort kFewRowsEffort{.finalists = 3, .rounds = 2};
+constexpr TuningEffort kUnderPowerEffort{.finalists = 5, .rounds = 8};
+constexpr double kUnderPowerSampleUs = 8'000;
 // What the time of a gated product counts for there if the same kernel activates it: 4 of 5 bytes behind the
 // product stay on the chip, and the energy that saves is time for all of a step, which a sample of the
 // product alone does not show. Where timings preferred cuBLASLt's, steps of 8,192 rows took 0.5 and 2.3 %
 // longer with it (bf16, H200, two ways of cuBLASLt's).
 constexpr double kOneKernelUnderPower = 0.95;
-constexpr size_t kFinalists = 3, kFinalistsUnderPower = 5;
 
 }  // namespace ekv
