@@ -41,7 +41,7 @@ std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms);
 // most of them that of a step.
 constexpr int kFewTuningRows = 512;
 constexpr TuningEffort kFewRowsEffort{.finalists = 3, .rounds = 2};
-constexpr TuningEffort kUnderPowerEffort{.finalists = 5, .rounds = 8};
+constexpr TuningEffort kUnderPowerEffort{.finalists = 5, .rounds = 6};
 constexpr double kUnderPowerSampleUs = 8'000;
 // What the time of a gated product counts for there if the same kernel activates it: 4 of 5 bytes behind the
 // product stay on the chip, and the energy that saves is time for all of a step, which a sample of the
