@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs loads under memory pressure on a GPU, one `elastickv replay` after another, and tables what came out.
+"""Runs loads under memory pressure, on a GPU or as the simulator predicts them, one `elastickv replay` after another, and
+tables what came out.
 
   gpu_load.py run OUT CELL...   runs the cells that OUT has not, then prints the table
   gpu_load.py table OUT         the table of the results in OUT, beside vLLM's figures (bench/results/vllm-h200.json)
@@ -68,12 +69,18 @@ def file_name(cell):
 
 def command_of(cell, args):
     model, policy, preset, concurrency, per_place = cell
-    command = ["--device", args.device, "--model", MODELS.get(model, model), "--load-format", "dummy", "--preset", preset,
+    labels = {"policy": policy, "preset": preset, "per_place": per_place}
+    if args.device == "sim":
+        computed = ["--cost-model", args.cost_model]
+    else:
+        computed = ["--model", MODELS.get(model, model), "--load-format", "dummy", "--dtype", args.dtype]
+        labels["dtype"] = args.dtype
+    command = ["--device", args.device, *computed, "--preset", preset,
                "--synthetic", f"{concurrency * per_place}:{args.lengths}", "--concurrency", str(concurrency),
-               "--max-num-batched-tokens", str(args.max_num_batched_tokens), "--kv-cache-memory-bytes", args.kv_cache_memory_bytes,
-               "--kv-host-bytes", args.kv_host_bytes, "--no-enable-prefix-caching", "--dtype", args.dtype, *POLICIES[policy],
-               *args.flag]
-    labels = {"policy": policy, "preset": preset, "per_place": per_place, "dtype": args.dtype}
+               "--kv-cache-memory-bytes", args.kv_cache_memory_bytes, "--kv-host-bytes", args.kv_host_bytes,
+               "--no-enable-prefix-caching", *POLICIES[policy], *args.flag]
+    if args.max_num_batched_tokens:
+        command += ["--max-num-batched-tokens", str(args.max_num_batched_tokens)]
     return command + [f"--metadata={key}={value}" for key, value in labels.items()]
 
 
@@ -91,7 +98,7 @@ def run_cell(cell, args, limit_s):
             shutil.copyfileobj(plain, packed)
         extra = step_log.figures(*step_log.read(log))
     labels = {"command": sweep.shown(command), "cell": ":".join(map(str, cell)), "policy": cell[1], "preset": cell[2],
-              "per_place": cell[4], "dtype": args.dtype}
+              "per_place": cell[4], "dtype": args.dtype if args.device != "sim" else None}
     kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
     half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
     half.write_text(json.dumps(kept, indent=1) + "\n")
@@ -178,18 +185,22 @@ def main():
     parser.add_argument("action", choices=["run", "table", "cells"])
     parser.add_argument("places", nargs="+", metavar="OUT|CELL")
     parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu", "sim"])
+    parser.add_argument("--cost-model", help="of sim, which has its model from it: what MODEL of a cell says is "
+                        "but a name then")
     parser.add_argument("--lengths", default="4096:1024", metavar="INPUT:OUTPUT", help="tokens of each request")
     parser.add_argument("--kv-cache-memory-bytes", default="20G")
     parser.add_argument("--kv-host-bytes", default="64G", help="for whole pairs or low planes; of these the engine takes "
                         "what the pool can use, policies without take none")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--max-num-batched-tokens", type=int, help="of all cells; else as the preset has it")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float16", "bfloat16"])
     parser.add_argument("--flag", action="append", default=[], help="another flag of replay, as --flag=--enforce-eager")
     parser.add_argument("--cell-limit-s", type=float, default=240, help="a cell is ended after it")
     parser.add_argument("--limit-s", type=float, default=540, help="of all cells together; what does not fit is left out")
     parser.add_argument("--least-s", type=float, default=20, help="no cell is begun with less time left")
     args = parser.parse_args()
+    if (args.device == "sim") != (args.cost_model is not None):
+        parser.error("--device sim needs --cost-model FILE, and nothing else does")
     cells = parse_cells(args.places if args.action == "cells" else args.places[1:])
     if args.action == "cells":
         return print("\n".join(f"elastickv replay {sweep.shown(command_of(cell, args))}" for cell in cells))

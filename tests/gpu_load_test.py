@@ -130,6 +130,16 @@ class WholeRun(unittest.TestCase):
             changed = self.call("run", out, "tiny:elastic:modern:8:2", *SMALL, "--flag=--max-num-seqs=4")
             self.assertNotIn(": kept", changed.stdout)
 
+    def test_the_simulator_predicts_a_cell_with_the_budget_of_its_preset(self):
+        with tempfile.TemporaryDirectory() as out:
+            sim = ["--device", "sim", "--cost-model", "h200-llama-3.1-8b"]
+            ran = self.call("run", out, "llama:elastic:modern,paper015:4:1", *sim)
+            self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+            budgets = {r["preset"]: r["max_num_batched_tokens"] for r in gpu_load.load_results(out)}
+            self.assertEqual(budgets, {"modern": 8192, "paper015": 2048})
+            for wrong in (sim[:2], sim[2:]):
+                self.assertIn("--device sim needs --cost-model", self.call("run", out, "llama:elastic:modern:4:1", *wrong).stderr)
+
     def test_what_does_not_end_in_time_or_fails_leaves_no_result(self):
         with tempfile.TemporaryDirectory() as out:
             kept = self.call("run", out, "tiny:elastic:modern:8:1", *SMALL)
