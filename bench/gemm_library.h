@@ -73,9 +73,11 @@ class Library {
   }
 
   int algorithms() const { return int(algorithms_.size()); }
-  void multiply(int algorithm, const void* w, const void* x, void* y, cudaStream_t stream) const {
-    const float one = 1, zero = 0;
-    blas_check(cublasLtMatmul(handle_, desc_, &one, w, w_, x, x_, &zero, y, y_, y, y_,
+  // `add`: to y.
+  void multiply(int algorithm, const void* w, const void* x, void* y, cudaStream_t stream,
+                bool add = false) const {
+    const float one = 1, beta = add ? 1 : 0;
+    blas_check(cublasLtMatmul(handle_, desc_, &one, w, w_, x, x_, &beta, y, y_, y, y_,
                               &algorithms_[algorithm].algo, workspace_, kWorkspaceBytes, stream));
   }
 

@@ -3,6 +3,9 @@
 // share of the copy ceiling of the same run. Of many rows: the tile kernel, gate-up with its activation on both
 // sides, TFLOP/s.
 //
+// Reading and copying as many bytes as a product of few rows has in W is what such a kernel could reach at its
+// size.
+//
 // Launches are graph replays in which each one waits for the one before; weights rotate through 1.5 GB of
 // random data. `kernel_gemm_bench PART...` runs the named parts, without PART all but skinny: llama, qwen,
 // layer, skinny (llama without cuBLASLt), chain (both kernels for few rows in every way that they have, and a
@@ -426,13 +429,14 @@ class TileBench {
 
   void library(const Library& lt, int algorithm, const Shape& s, int rows, const void* w,
                cudaStream_t t) const {
-    lt.multiply(algorithm, w, x_.data(), y_.data(), t);
+    const bool add = is_normed(s);
+    lt.multiply(algorithm, w, x_.data(), add ? residual_.data() : y_.data(), t, add);
     if (is_gated(s)) launch_silu_mul({y_.data(), activated_.data(), rows, kWidth, Element::fp16}, t);
-    if (is_normed(s)) norm(y_.data(), residual_.data(), rows, t);
+    if (add) norm(rows, t);
   }
-  void norm(const void* x, void* residual, int rows, cudaStream_t t) const {
+  void norm(int rows, cudaStream_t t) const {  // of the residual stream, which has the product
     RmsNormArgs a;
-    a.x = x, a.residual = residual, a.weight = x_.data(), a.out = activated_.data();
+    a.x = residual_.data(), a.weight = x_.data(), a.out = activated_.data();
     a.num_rows = rows, a.hidden = kHidden, a.element = Element::fp16;
     launch_rms_norm(a, t);
   }
@@ -442,7 +446,7 @@ class TileBench {
     a.add = is_normed(s), a.outputs = a.gated ? kWidth : s.outputs;
     a.out = a.gated ? activated_.data() : a.add ? residual_.data() : y_.data();
     launch_tile_gemm(a, t);
-    if (a.add) norm(residual_.data(), nullptr, rows, t);
+    if (a.add) norm(rows, t);
   }
 
   DeviceArray<uint16_t> pool_, x_, y_, activated_, residual_;

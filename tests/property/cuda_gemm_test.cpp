@@ -26,6 +26,8 @@ const GemmShape kShapes[] = {
     {.outputs = 768, .inputs = 512, .max_rows = 300, .out_stride = 768},
     {.outputs = 1040, .inputs = 264, .max_rows = 300, .out_stride = 1040, .after = After::activation},
     {.outputs = 520, .inputs = 328, .max_rows = 300, .out_stride = 520, .after = After::norm},
+    {.outputs = 528, .inputs = 264, .max_rows = 1100, .out_stride = 528, .after = After::activation},
+    {.outputs = 264, .inputs = 328, .max_rows = 1100, .out_stride = 264, .after = After::norm},
 };
 
 template <class T>
@@ -126,7 +128,7 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
     return norm;
   }
 
-  // The residual stream has the rounded product, and the norm is that of the residual stream.
+  // The residual stream has the product, rounded once or twice, and the norm is that of the residual stream.
   void expect_normed(CudaGemm& gemm, size_t i, int rows) {
     const GemmShape& s = shapes_[i];
     cuda_check(

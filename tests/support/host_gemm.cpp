@@ -1,6 +1,6 @@
 // host_gemm.cpp -- CudaGemm with the matrix product of the CPU backend: fp16 or bf16 in, fp32 sums, one
 // rounding at the end. A product of which something is made is poison afterwards, where the device may or may
-// not leave it.
+// not leave it, and so is the padding of a residual stream.
 
 #include <algorithm>
 #include <cstring>
@@ -48,6 +48,8 @@ class HostGemm : public CudaGemm {
     args.x = y, args.num_rows = rows, asked_ = norm.next.data;
     launch_rms_norm(args, stream);
     poison(s, y, rows, stream);
+    uint16_t* const padding = static_cast<uint16_t*>(norm.residual) + size_t(rows) * size_t(s.outputs);
+    poison(s, padding, row_bucket(rows) - rows, stream);
   }
 
  private:

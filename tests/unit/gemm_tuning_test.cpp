@@ -149,6 +149,39 @@ TEST(GemmTuner, ADriftOfTheClockDecidesNothing) {
   EXPECT_EQ(choose_candidate(8, kFewRowsEffort, drifting), 5u);
 }
 
+// `times[round]`: of candidate 1, where candidate 0 takes 10.
+size_t chosen_of(const std::vector<double>& times) {
+  size_t samples = 0;
+  const TuningEffort effort{.finalists = 1, .rounds = int(times.size())};
+  return choose_candidate(2, effort, [&](size_t i, bool exact) {
+    return i == 0 ? 10 : exact ? times[samples++] : 9;
+  });
+}
+
+TEST(GemmTuner, ThreeOfFourRoundsAndAllThatWork) {
+  constexpr double kFails = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(chosen_of({9, 9, 9, 9, 9, 11}), 1u);
+  EXPECT_EQ(chosen_of({9, 11, 9, 9, 9, 11}), 0u);
+  EXPECT_EQ(chosen_of({9, 11}), 0u) << "of two both count";
+  EXPECT_EQ(chosen_of({9, 9, 9, 9, 9, kFails}), 0u);
+  const auto all_fail_later = [](size_t, bool exact) { return exact ? kFails : 10; };
+  EXPECT_EQ(choose_candidate(3, kUnderPowerEffort, all_fail_later), 0u);
+}
+
+TEST(GemmTuner, OnlyWherePowerBindsOneKernelIsWorthMoreThanItsTime) {
+  EXPECT_EQ(counted(100, kFewTuningRows, true), 100);
+  EXPECT_EQ(counted(100, kFewTuningRows + 1, false), 100);
+  EXPECT_EQ(counted(100, kFewTuningRows + 1, true), 95);
+}
+
+TEST(GemmTuner, SamplesLastAsLongAsTheyShould) {
+  EXPECT_EQ(kFewRowsEffort.replays(1), 5);
+  EXPECT_EQ(kUnderPowerEffort.replays(1000), 8);
+  EXPECT_EQ(kUnderPowerEffort.replays(6000), 2);
+  EXPECT_EQ(kUnderPowerEffort.replays(1), kMostReplays);
+  EXPECT_EQ(kUnderPowerEffort.replays(std::numeric_limits<double>::infinity()), 2) << "nothing has worked yet";
+}
+
 // Of a cold device another candidate is the fastest than of one that works: the few samples of it do not count.
 TEST(GemmTuner, TheClockThatAStepHasDecides) {
   int samples = 0;

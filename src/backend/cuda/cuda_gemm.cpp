@@ -288,6 +288,7 @@ class CublasGemm : public CudaGemm {
 
   GemmChoice fastest(const Form& form, const GemmOperands& operands, cudaStream_t stream) {
     const std::vector<GemmChoice> choices = candidates(form);
+    const TuningEffort& effort = tuning_effort(form.rows);
     const bool few = form.rows <= kFewTuningRows;
     const int launches = few ? std::min(kLaunches, std::max(2, int(operands.weights.size()))) : 2;
     double fastest_us = std::numeric_limits<double>::infinity();
@@ -297,16 +298,13 @@ class CublasGemm : public CudaGemm {
         if (operands.ahead) operands.ahead(p.w, form.rows, stream);
         return launch(form, choices[i], p, stream) == CUBLAS_STATUS_SUCCESS;
       };
-      const int replays = few ? 5 : int(std::clamp(kUnderPowerSampleUs / (launches * fastest_us), 2.0, 50.0));
-      const bool one_kernel = choices[i].tile && form.shape.after == After::activation;
-      const double counts = one_kernel && !few ? kOneKernelUnderPower : 1;
-      if (exact) return counts * time_launches(one, launches, replays, stream);
-      const double us = time_launches(one, launches, 2, stream);
+      const int replays = exact ? effort.replays(launches * fastest_us) : 2;
+      const double us = time_launches(one, launches, replays, stream);
       fastest_us = std::min(fastest_us, us);
-      return counts * us;
+      return counted(us, form.rows, choices[i].tile && form.shape.after == After::activation);
     };
     if (choices.empty()) return form.chosen;
-    return choices[choose_candidate(choices.size(), few ? kFewRowsEffort : kUnderPowerEffort, time_us)];
+    return choices[choose_candidate(choices.size(), effort, time_us)];
   }
 
   static const Form& find(const std::vector<Form>& forms, int rows) {

@@ -66,10 +66,10 @@ class CudaGemm {
   static Result<std::unique_ptr<CudaGemm>> make(std::span<const GemmShape> shapes);
   virtual ~CudaGemm() = default;
 
-  // Takes the fastest candidate of every form of a step of decodes, and of some larger ones: from the cache
-  // file, else by timing them, which the file then gets. `operands` in the order of the shapes. Once, before
-  // the first step; `stream` has nothing to do. Numbers of rows that have no turn take the kernel for many rows
-  // where both neighbours did.
+  // Takes the fastest candidate of every form of a step of decodes, and of some larger ones, as
+  // gemm_tuner.h counts their times: from the cache file, else by timing them, which the file then gets.
+  // `operands` in the order of the shapes. Once, before the first step; `stream` has nothing to do. Numbers of
+  // rows that have no turn take the kernel for many rows where both neighbours did.
   virtual void tune(std::span<const GemmOperands> operands, const GemmTuning& tuning, cudaStream_t stream) = 0;
 
   // Computes every form once, and what is made of it: the code of a kernel is loaded at its first launch, which
@@ -86,8 +86,10 @@ class CudaGemm {
   virtual void multiply_gated(int shape, const void* w, const void* x, void* y, void* activated, int rows,
                               cudaStream_t stream) = 0;
 
-  // launch_rms_norm(norm) with x = y: norm.residual += y, norm.out = its norm. norm.x and num_rows are not
-  // looked at. y is room for the product, which may or may not be written.
+  // norm.residual += the product, which may or may not be rounded before, and norm.out = the norm of that, as
+  // launch_rms_norm() has it; norm.x and num_rows are not looked at. norm.residual has
+  // [row_bucket(rows)][outputs] elements, and those behind `rows` rows mean nothing afterwards. y is room for
+  // the product, which may or may not be written.
   virtual void multiply_normed(int shape, const void* w, const void* x, void* y, const RmsNormArgs& norm,
                                int rows, cudaStream_t stream) = 0;
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cuda/row_buckets.h"
+#include "elastickv/base.h"
 
 namespace ekv {
 namespace {
@@ -18,17 +19,26 @@ struct Timed {
   double us = 0;
   std::vector<double> shares{};  // of the time of candidate 0, a round each
 
-  // What three of four rounds, or both of two, do not exceed.
+  // What three of four rounds, or both of two, do not exceed. Infinity: it failed in one.
   double share() const {
     std::vector<double> sorted = shares;
     std::ranges::sort(sorted);
-    return sorted[(sorted.size() * 3 + 3) / 4 - 1];
+    return std::isfinite(sorted.back()) ? sorted[(sorted.size() * 3 + 3) / 4 - 1] : sorted.back();
   }
 };
 
+double share_of(double us, double first) {
+  return std::isfinite(us) ? us / first : std::numeric_limits<double>::infinity();
+}
+
 }  // namespace
 
+int TuningEffort::replays(double us) const {
+  return std::max(least_replays, int(std::min(sample_us / us, double(kMostReplays))));
+}
+
 size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCandidate& time_us) {
+  EKV_CHECK(effort.rounds > 0, "nothing is timed exactly");
   std::vector<Timed> others;
   for (size_t i = 1; i < count; ++i)
     if (const double us = time_us(i, false); std::isfinite(us)) others.push_back({i, us});
@@ -36,7 +46,7 @@ size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCand
   others.resize(std::min(others.size(), effort.finalists));
   for (int round = 0; round < effort.rounds; ++round) {
     const double first = time_us(0, true);
-    for (Timed& other : others) other.shares.push_back(time_us(other.candidate, true) / first);
+    for (Timed& other : others) other.shares.push_back(share_of(time_us(other.candidate, true), first));
   }
   const auto best = std::ranges::min_element(others, {}, &Timed::share);
   return best != others.end() && best->share() < 1 - kWinMargin ? best->candidate : 0;

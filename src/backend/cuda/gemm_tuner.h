@@ -12,12 +12,17 @@ namespace ekv {
 using TimeCandidate = std::function<double(size_t i, bool exact)>;
 
 struct TuningEffort {
-  size_t finalists = 0;  // that are timed exactly, beside candidate 0
-  int rounds = 0;        // in each of which they all are, in turn
+  size_t finalists = 0;          // that are timed exactly, beside candidate 0
+  int rounds = 1;                // in each of which they all are, in turn
+  int least_replays = 1;         // of an exact sample
+  double sample_us = 0;          // that it should last, unless that takes more than kMostReplays
+  int replays(double us) const;  // for launches that take so long together
 };
+constexpr int kMostReplays = 50;
+
 // Candidate 0 is what would be used without tuning. Another one replaces it only if it is faster by kWinMargin
 // in three of four rounds, or in both of two, so that a change of the clock, or one lucky sample, decides
-// nothing.
+// nothing, and only if it worked in all of them.
 constexpr double kWinMargin = 0.02;
 size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCandidate& time_us);
 
@@ -38,15 +43,22 @@ std::vector<size_t> tile_like_neighbours(std::span<const TileForm> forms);
 
 // With more rows power binds, not memory. Which candidate is the fastest then changes with the clock, by up to
 // 10 % between the first samples and those of a hot device: many short ones in turn see the same clock, and
-// most of them that of a step.
+// most of them that of a step. Two long ones took cuBLASLt's gate-up at 8,192 rows in five starts of six, these
+// the tile kernel's in both types (H200). Eight rounds come close to GemmTuning::limit_s with all forms of an
+// 8B; five finalists, because a short sample tells little of who they are.
 constexpr int kFewTuningRows = 512;
-constexpr TuningEffort kFewRowsEffort{.finalists = 3, .rounds = 2};
-constexpr TuningEffort kUnderPowerEffort{.finalists = 5, .rounds = 6};
-constexpr double kUnderPowerSampleUs = 8'000;
-// What the time of a gated product counts for there if the same kernel activates it: 4 of 5 bytes behind the
-// product stay on the chip, and the energy that saves is time for all of a step, which a sample of the
-// product alone does not show. Where timings preferred cuBLASLt's, steps of 8,192 rows took 0.5 and 2.3 %
-// longer with it (bf16, H200, two ways of cuBLASLt's).
-constexpr double kOneKernelUnderPower = 0.95;
+constexpr TuningEffort kFewRowsEffort{.finalists = 3, .rounds = 2, .least_replays = 5};
+constexpr TuningEffort kUnderPowerEffort{.finalists = 5, .rounds = 6, .least_replays = 2, .sample_us = 8'000};
+constexpr const TuningEffort& tuning_effort(int rows) {
+  return rows <= kFewTuningRows ? kFewRowsEffort : kUnderPowerEffort;
+}
+
+// What a timing counts for. Where power binds, a gated product that the same kernel activates has 5 % off: 4 of
+// 5 bytes behind the product stay on the chip, and the energy that saves is time for all of a step, which a
+// sample of the product alone does not show. Where timings preferred cuBLASLt's, steps of 8,192 rows took 0.5
+// and 2.3 % longer with it (`bench latency`, two prompts of 4,096; bf16, H200, two ways of cuBLASLt's).
+constexpr double counted(double us, int rows, bool activates_itself) {
+  return rows > kFewTuningRows && activates_itself ? 0.95 * us : us;
+}
 
 }  // namespace ekv
