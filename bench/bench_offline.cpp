@@ -42,6 +42,7 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
 
 void finish_model_flags(const CLI::App& app, const RawFlags& raw, OfflineModelFlags& flags) {
   finish_engine_flags(raw.engine, flags.engine);
+  finish_cuda_flags(flags.device, flags.cuda_launch);
   finish_kv_flags(app, raw.kv, flags.engine);
 }
 

@@ -9,7 +9,8 @@ tables what came out.
 CELL is MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE; each part may be a list with commas, and all combinations are meant:
 llama:elastic,target-only:modern:32,48:4 are four cells of 4 requests per place of the closed loop. MODEL is llama, qwen
 or whatever --model of replay takes. POLICY is one of those below; a file OUT/CELL.json with the result and
-OUT/CELL.jsonl.gz with the step log are written for a cell that has ended, OUT/CELL.log with the output always.
+OUT/CELL.jsonl.gz with the step log are written for a cell that has ended, OUT/CELL.log with the output always. With a
+--dtype other than auto its name follows that of the cell, so results of several types may lie in one OUT.
 A cell whose file has another command is run again. `run` exits with 1 if a cell did not end. Needs nothing but Python.
 """
 import argparse
@@ -63,8 +64,13 @@ def check_cell(name, policy, preset, concurrency, per_place):
             sys.exit(f"gpu_load.py: cell '{name}': {what} must be a number >= 1, got '{value}'")
 
 
-def file_name(cell):
-    return "_".join(str(part) for part in cell).replace("/", "-")
+def dtype_of(args):
+    return args.dtype if args.device != "sim" else None
+
+
+def file_name(cell, args):
+    dtype = [] if dtype_of(args) in (None, "auto") else [args.dtype]
+    return "_".join(str(part) for part in [*cell, *dtype]).replace("/", "-")
 
 
 def command_of(cell, args):
@@ -86,7 +92,7 @@ def command_of(cell, args):
 
 def run_cell(cell, args, limit_s):
     """Runs a cell and keeps it; what went wrong, or an empty text."""
-    command, place = command_of(cell, args), args.out / file_name(cell)
+    command, place = command_of(cell, args), args.out / file_name(cell, args)
     place.with_name(place.name + ".json").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "steps.jsonl"
@@ -98,7 +104,7 @@ def run_cell(cell, args, limit_s):
             shutil.copyfileobj(plain, packed)
         extra = step_log.figures(*step_log.read(log))
     labels = {"command": sweep.shown(command), "cell": ":".join(map(str, cell)), "policy": cell[1], "preset": cell[2],
-              "per_place": cell[4], "dtype": args.dtype if args.device != "sim" else None}
+              "per_place": cell[4], "dtype": dtype_of(args)}
     kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
     half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
     half.write_text(json.dumps(kept, indent=1) + "\n")
@@ -113,7 +119,7 @@ def reason_of(output):
 
 
 def is_kept(cell, args):
-    path = args.out / (file_name(cell) + ".json")
+    path = args.out / (file_name(cell, args) + ".json")
     return path.exists() and json.loads(path.read_text())["command"] == sweep.shown(command_of(cell, args))
 
 
@@ -166,16 +172,22 @@ def shape(run):
     return run["model"], run["concurrency"], run["per_place"], run["max_num_batched_tokens"]
 
 
+def place(run):
+    """Its row in the table."""
+    return run["preset"], list(POLICIES).index(run["policy"]), run.get("dtype") or ""
+
+
 def table_text(runs, rivals):
     """A table for each model, concurrency, count and budget that was run, the rival's rows last."""
     lines = []
     for key in sorted({shape(run) for run in runs}):
         model, concurrency, per_place, budget = key
-        rows = sorted((r for r in runs if shape(r) == key), key=lambda r: (r["preset"], list(POLICIES).index(r["policy"])))
+        rows = sorted((r for r in runs if shape(r) == key), key=place)
         rows += [r for r in rivals["runs"] if shape(r) == key]
         lines += ["", f"**{model}, {concurrency} at a time, {per_place} requests per place, budget {budget}**", ""]
-        lines += sweep.markdown(["policy", "preset"], list(COLUMNS), ([r["policy"], r.get("preset", "-")] +
-                                                                    [column(r) for column in COLUMNS.values()] for r in rows))
+        lines += sweep.markdown(["policy", "preset", "dtype"], list(COLUMNS),
+                                ([r["policy"], r.get("preset", "-"), r.get("dtype") or "-"] +
+                                 [column(r) for column in COLUMNS.values()] for r in rows))
     return "\n".join(lines + ["", NOTE, f"vLLM: {rivals['source']}, {rivals['date']}."])
 
 

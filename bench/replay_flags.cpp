@@ -157,6 +157,7 @@ void finish_target(ReplayFlags& flags) {
     return;
   }
   if (!flags.tokenizer.empty()) wrong_flag("--tokenizer", "is for --url only");
+  finish_cuda_flags(flags.device, flags.model.cuda_launch);
   if (flags.device == "sim" && flags.cost_model.empty())
     wrong_flag("--cost-model", fmt::format("--device sim needs one: a file, or one of {}",
                                            fmt::join(shipped_cost_models(), ", ")));

@@ -14,7 +14,7 @@
 #                (skinny_gemm_test, layer_ops_test, cuda_gemm_test, kernel_gemm_bench)
 #   prefill 240  products of many rows: tests, cuBLASLt, steps of 8,192
 #                (tile_gemm_test, cuda_gemm_test, kernel_gemm_bench, bench latency)
-#   steps 170    1 x 1K, 64 x 1K, 64 x 4K, and without what makes them fast         (bench latency, replay)
+#   steps 170    1 x 1K, 64 x 1K, 64 x 4K, and without what makes them fast (bench latency, replay)
 #   gemm 100     matrix products                                              (gemm_bench)
 #   grid 3800    presets, concurrency, policies, two models                   (bench/gpu_load.py)
 # JUDGE_SECONDS=570: for all of it; what finds less than 15 s is left out. JUDGE_BUILD=build/gpu: where the programs are.
@@ -99,7 +99,7 @@ prompts() {  # NAME FLAGS...: two prompts of 4,096 tokens in one step, one token
     python3 -c "print(f'8,192 tokens in a step, $name (goal 195 ms, 42 k/s): {$s * 1000:.1f} ms, {8.192 / $s:.1f} k/s')"
 }
 chosen() {  # ROWS: which way tuning chose for each matrix
-  echo "chosen (outputs inputs rows stride bits after):"
+  echo "chosen (outputs inputs rows stride bits after type):"
   grep -E "^[0-9]+ [0-9]+ ($1) " "$out/steps-gemm-cache.txt" | sed -E 's/cublas .*/cublas/'
 }
 decodes() {  # SEQUENCES CONTEXT OUTPUT NAME FLAGS...: the device's time of a step of decodes, without prefill
@@ -113,7 +113,7 @@ print(f'$1 x $2, $4: {statistics.median(steps) / 1000:.3f} ms, median of {len(st
 }
 export -f green latency one prompts chosen decodes
 part_decode() {  # the smallest case first
-  green "one tile" 30 skinny_gemm_test_cuda 'Tails/*/case0:Tails/*/case8' && green "products of few rows" 90 skinny_gemm_test_cuda '*' || return 1
+  green "one tile" 30 skinny_gemm_test_cuda 'Tails/*/fp16_0:Tails/*/fp16_8:Tails/*/bf16_12' && green "products of few rows" 90 skinny_gemm_test_cuda '*' || return 1
   green "norms and activations" 60 layer_ops_test_cuda '*' && green "tuned products" 90 cuda_gemm_test_gpu '*' || return 1
   timeout 90 "$build/bench/kernel_gemm_bench" chain
 }

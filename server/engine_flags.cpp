@@ -5,13 +5,20 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <map>
 #include <optional>
 
 #include "server/flags.h"
 
 namespace ekv {
 namespace {
+
+// vLLM's names, and float16, as config.json has it.
+std::optional<CudaDtype> dtype_of(std::string_view name) {
+  if (name == "auto") return CudaDtype::automatic;
+  if (name == "float16" || name == "half") return CudaDtype::float16;
+  if (name == "bfloat16") return CudaDtype::bfloat16;
+  return std::nullopt;
+}
 
 // The largest binary unit of which it is a multiple: 16M, 1024T.
 std::string size_text(int64_t size) {
@@ -41,6 +48,15 @@ CLI::Validator step_ms() {
                : "must be 0 (no limit) or between 0.001 and 60000, got " + text;
   };
   return CLI::Validator(check, "0, or 0.001 to 60000");
+}
+
+CLI::Validator dtype() {
+  const auto check = [](const std::string& name) -> std::string {
+    if (name == "float32")
+      return "float32 is how --device cpu computes, without this flag; a GPU has float16 and bfloat16";
+    return dtype_of(name) ? "" : fmt::format("must be auto, float16 (or half) or bfloat16, got '{}'", name);
+  };
+  return CLI::Validator(check, "auto, float16, half or bfloat16");
 }
 
 // No folder, no cache.
@@ -134,14 +150,11 @@ void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const 
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {
   launch.tune_gemms = true;
   launch.gemm_cache = default_gemm_cache();
-  const std::map<std::string, CudaDtype> dtypes{
-      {"auto", CudaDtype::automatic}, {"float16", CudaDtype::float16}, {"bfloat16", CudaDtype::bfloat16}};
   app.add_option_function<std::string>(
-         "--dtype", [&launch, dtypes](const std::string& name) { launch.dtype = dtypes.at(name); },
-         "on a GPU: type of weights and activations, float16 or bfloat16. auto: float16, which keeps three "
-         "more "
-         "bits, unless a weight is beyond its range. KV is float16 with all of them")
-      ->check(CLI::IsMember({"auto", "float16", "bfloat16"}))
+         "--dtype", [&launch](const std::string& name) { launch.dtype = *dtype_of(name); },
+         "on a GPU: type of weights and activations, float16 (or half) or bfloat16. auto: float16, which keeps "
+         "three more bits, unless a weight is beyond its range. KV is float16 with all of them")
+      ->check(dtype())
       ->default_str("auto");
   app.add_flag("--enforce-eager", launch.enforce_eager,
                "on a GPU: launch every step kernel by kernel, without CUDA graphs");
@@ -154,6 +167,13 @@ void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {
   app.add_option("--gemm-cache", launch.gemm_cache,
                  "file with what --gemm-tuning found before; \"\": none. Default: gemm-cache.txt in "
                  "$XDG_CACHE_HOME/elastickv or ~/.cache/elastickv");
+}
+
+void finish_cuda_flags(std::string_view device, const CudaLaunch& launch) {
+  if (launch.dtype == CudaDtype::automatic || device == "cuda" || device == "auto") return;
+  throw CLI::ValidationError("--dtype",
+                             fmt::format("is for --device cuda; with --device {} leave it at auto{}", device,
+                                         device == "cpu" ? ": the CPU reads weights as they are stored" : ""));
 }
 
 int64_t size_or_throw(const char* flag, const std::string& text, int64_t least, int64_t most) {

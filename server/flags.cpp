@@ -179,6 +179,7 @@ CommandLine parse_serve(int argc, const char* const* argv) {
     serve.parse(argc, argv);
     finish(raw, flags);
     finish_engine_flags(raw.engine, flags.engine);
+    finish_cuda_flags(flags.device, flags.cuda_launch);
     finish_kv_flags(serve, raw.kv, flags.engine);
   } catch (const CLI::ParseError& e) {
     const int code = serve.exit(e, out, out) == 0 ? 0 : 2;

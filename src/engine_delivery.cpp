@@ -7,6 +7,17 @@
 #include "elastickv/engine.h"
 
 namespace ekv {
+namespace {
+
+std::string invalid_chunk_error(bool fp16_activations) {
+  std::string text =
+      "the model's keys, values or logits were not finite for this request, or its stop tokens and min_tokens "
+      "left no token to choose";
+  if (fp16_activations) text += ". If the model was made for bfloat16, serve it with --dtype bfloat16";
+  return text;
+}
+
+}  // namespace
 
 void Engine::land(Flight& flight) {
   if (flight.submitted) deliver(flight, collect(flight));
@@ -33,10 +44,7 @@ void Engine::deliver(Flight& flight, const StepOutput& output) {
   record.query_pairs_seen = seen.query_pairs, record.query_base_pairs_seen = seen.query_base_pairs;
   for (int32_t chunk : output.invalid_chunks)
     if (Sequence* sequence = sequences_.find(flight.plan.chunks[size_t(chunk)].seq))
-      finish(*sequence, FinishReason::error,
-             {.error =
-                  "the model's keys, values or logits were not finite for this request, or its stop tokens and "
-                  "min_tokens left no token to choose"});
+      finish(*sequence, FinishReason::error, {.error = invalid_chunk_error(backend_->info().fp16_activations)});
   for (const ChunkPlan& chunk : flight.plan.chunks) {
     // Who waits was preempted by the step in flight, which admitted nobody, and has no KV any more.
     Sequence* sequence = sequences_.find(chunk.seq);

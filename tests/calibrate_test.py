@@ -150,6 +150,12 @@ class Fit(unittest.TestCase):
             among = sum(r["arrival_us"] + r["gaps_us"][0] == steps[late]["end_us"] for r in requests)
             self.assertAlmostEqual(late_ms, expected * among * next_us / len(requests) / 1e3, delta=0.02 * next_us / 1e3)
 
+    def test_flags_of_the_device_are_not_simulated(self):
+        flags = ["--device", "cuda", "--model", "m", "--dtype", "bfloat16", "--gemm-cache=x", "--concurrency", "3"]
+        for given in (flags, [*flags[:4], "--dtype=bfloat16", *flags[6:]]):
+            simulated = calibrate.simulated_flags(given, self.model, self.logs[0])
+            self.assertEqual(simulated[:4], ["--concurrency", "3", "--device", "sim"])
+
     def test_a_stall_of_the_machine_does_not_move_the_fit(self):
         seen, _ = calibrate.observations(self.logs[0])
         like = json.loads(LIKE.read_text())

@@ -4,6 +4,7 @@ gpu_judge_test.py BUILD_DIRECTORY
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,35 @@ class Judge(unittest.TestCase):
             script.wait()
             running = subprocess.run(["pgrep", "-f", out], text=True, capture_output=True).stdout
             self.assertEqual(running, "")
+
+
+class Filters(unittest.TestCase):
+    """Names of cases in the scripts for a GPU, by the plain twins of its tests: a renamed case would silently not run there."""
+
+    def cases(self, test, filters):
+        twin = Path(BUILD) / "tests" / test.removesuffix("_cuda")
+        listed = subprocess.run([str(twin), "--gtest_list_tests", f"--gtest_filter={filters}"], text=True, capture_output=True, check=True)
+        return [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ")]
+
+    def test_each_part_of_a_filter_of_the_judge_has_cases(self):
+        calls = re.findall(r"""green "[^"]+" \d+ (\S+) '([^']+)'""", SCRIPT.read_text())
+        self.assertEqual(len(calls), SCRIPT.read_text().count('green "'))
+        self.assertIn("skinny_gemm_test_cuda", [test for test, _ in calls])
+        for test, filters in calls:
+            if not test.endswith("_cuda"):  # without a twin: what it is called with cannot be wrong
+                self.assertEqual(filters, "*", test)
+                continue
+            for part in filters.split(":"):
+                self.assertTrue(self.cases(test, part), f"{test}: no case is called {part}")
+
+    def test_the_sanitizers_see_attention_in_bf16(self):
+        check = SCRIPT.with_name("gpu_check.sh").read_text()
+        small = "".join(re.findall(r"^small\+?='([^']+)'$", check, re.MULTILINE))
+        seen = {case for case in self.cases("attention_test_cuda", small) if "InBf16" in case}
+        wanted = ["mixed_batch", "padded_sequences", "e5m2_middle", "e5m2_alternating"]
+        self.assertEqual(seen, {f"MatchesDefinitionInBf16/{name}" for name in wanted})
+        plain = self.cases("attention_test_cuda", "*AttentionPlainMma*" + small)
+        self.assertIn("MatchesDefinitionInBf16/mixed_batch", plain)
 
 
 if __name__ == "__main__":

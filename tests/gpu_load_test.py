@@ -2,6 +2,7 @@
 
 gpu_load_test.py ELASTICKV
 """
+import argparse
 import gzip
 import json
 import subprocess
@@ -102,6 +103,29 @@ class Cells(unittest.TestCase):
                            ("llama:elastic:new:48:4", "'new'"), ("llama:elastic:modern:0:4", "concurrency")):
             with self.assertRaisesRegex(SystemExit, what):
                 gpu_load.parse_cells([cell])
+
+
+class Types(unittest.TestCase):
+    CELL = ("llama", "elastic", "modern", 48, 4)
+
+    def args(self, dtype, device="cuda"):
+        return argparse.Namespace(dtype=dtype, device=device)
+
+    def test_results_of_several_types_lie_side_by_side(self):
+        names = [gpu_load.file_name(self.CELL, self.args(dtype)) for dtype in ("auto", "float16", "bfloat16")]
+        self.assertEqual(names, ["llama_elastic_modern_48_4" + end for end in ("", "_float16", "_bfloat16")])
+        self.assertEqual(gpu_load.file_name(self.CELL, self.args("bfloat16", "sim")), names[0])
+
+    def test_the_table_has_them_beside_each_other_and_rivals_without(self):
+        run = {"model": "m", "policy": "elastic", "preset": "modern", "concurrency": 48, "per_place": 4, "ttft_ms": {"mean": 1, "p90": 2},
+               "max_num_batched_tokens": 8192, "tpot_ms": {"mean": 3}, "itl_worst_ms": 4, "output_tokens_per_s": 5, "preemptions": 0}
+        rival = {key: value for key, value in run.items() if key != "preset"} | {"policy": "theirs"}
+        runs = [run | {"dtype": dtype} for dtype in ("float16", "bfloat16")] + [run | {"policy": "static8"}]
+        text = gpu_load.table_text(runs, {"runs": [rival], "source": "a test", "date": "today"})
+        rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in text.splitlines() if line.startswith("|")]
+        self.assertEqual(rows[0], ["policy", "preset", "dtype"])
+        self.assertEqual(rows[2:], [["elastic", "modern", "bfloat16"], ["elastic", "modern", "float16"], ["static8", "modern", "-"],
+                                    ["theirs", "-", "-"]])
 
 
 class WholeRun(unittest.TestCase):

@@ -27,6 +27,7 @@ struct BackendInfo {
   int num_host_slots = 0;  // host memory for low planes, or for whole pairs: see host_content()
   size_t low_plane_bytes = 0, pair_bytes = 0;  // what a copy moves
   int max_steps_in_flight = 1;                 // at most kMostStepsInFlight
+  bool fp16_activations = false;               // what is beyond 65504 on the way is not finite; --dtype helps
 };
 
 constexpr HostContent host_content(KvPolicy policy) {

@@ -40,11 +40,11 @@ Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineCo
   const int slots = host_slots(config.fidelity, config.kv.num_pages, double(shape.low_pair_bytes()),
                                2.0 * double(shape.page_bytes()));
   if (options.device == Device::cpu && options.cuda_launch.dtype != CudaDtype::automatic)
-    return Error{
-        Error::unsupported,
-        "--dtype float16 and bfloat16 are for a GPU: the CPU reads weights as they are stored; leave it at "
-        "auto, or use --device cuda",
-        "dtype"};
+    return Error{Error::unsupported,
+                 "--dtype float16 and bfloat16 are for a GPU, and --device auto found none: the CPU reads "
+                 "weights as they "
+                 "are stored; leave it at auto",
+                 "dtype"};
   if (options.device == Device::cpu)
     return make_cpu_backend(model, config,
                             {.threads = options.threads,

@@ -537,16 +537,38 @@ TEST(CudaBackend, WeightsAreTheNearestOfTheirType) {
 
 TEST(CudaBackend, Bfloat16HoldsWhatOverflowsFp16) {
   const Model model = overflowing_model();
+  const auto tokens = [](Backend& device) {
+    std::vector<int32_t> pages = all_pages(kRunnerPages);
+    DrivenSequence prompt = driven({4, kBad, 5, 6}), single = driven({kBad});
+    DrivenStep step(pages);
+    step.add(prompt, 4), step.add(single, 1);
+    const StepOutput& out = step.run(device);
+    EXPECT_TRUE(out.invalid_chunks.empty());
+    std::vector<TokenId> sampled;
+    for (const SampledRow& row : out.rows) sampled.push_back(row.token);
+    return sampled;
+  };
+  const auto cpu = make_cpu_backend(model, config_of(KvPolicy::target_only), {.threads = 2});
+  ASSERT_TRUE(cpu);
   const auto device = target_of_type(model, CudaDtype::bfloat16);
   ASSERT_TRUE(device);
-  std::vector<int32_t> pages = all_pages(kRunnerPages);
-  DrivenSequence prompt = driven({4, kBad, 5, 6}), single = driven({kBad});
-  DrivenStep step(pages);
-  step.add(prompt, 4), step.add(single, 1);
-  const StepOutput& out = step.run(*device);
-  EXPECT_TRUE(out.invalid_chunks.empty());
-  ASSERT_EQ(out.rows.size(), 2u);
-  for (const SampledRow& row : out.rows) EXPECT_GE(row.token, 0);
+  const std::vector<TokenId> want = tokens(**cpu);
+  EXPECT_EQ(want.size(), 2u);
+  EXPECT_EQ(tokens(*device), want);
+  EXPECT_FALSE(device->info().fp16_activations);
+  EXPECT_TRUE(target_of_type(model, CudaDtype::float16)->info().fp16_activations)
+      << "the error tells of bfloat16";
+}
+
+// No type holds what is not finite, nor does the CPU compute with it.
+void expect_advice(const Error& error, bool finite) {
+  EXPECT_EQ(error.param, "model");
+  const auto says = [&](const char* what) { return error.message.find(what) != std::string::npos; };
+  EXPECT_TRUE(says("layer 1: down")) << error.message;
+  EXPECT_EQ(says("beyond 65504"), finite) << error.message;
+  EXPECT_EQ(says("; serve this model with --dtype bfloat16"), finite) << error.message;
+  EXPECT_EQ(says("not finite: the model's file is damaged; fetch it again"), !finite) << error.message;
+  EXPECT_EQ(says("--"), finite) << error.message;
 }
 
 TEST(CudaBackend, WeightsBeyondTheTypeAreRefusedAndAutoTakesTheOther) {
@@ -563,10 +585,7 @@ TEST(CudaBackend, WeightsBeyondTheTypeAreRefusedAndAutoTakesTheOther) {
     set_weight(model.weights().layers[1].down, 5, c.weight);
     const auto starts = [&](CudaDtype dtype) {
       auto made = make_cuda_backend(model, config, {.launch = {.dtype = dtype}});
-      if (!made) {
-        EXPECT_EQ(made.error().param, "model");
-        EXPECT_NE(made.error().message.find("layer 1: down"), std::string::npos) << made.error().message;
-      }
+      if (!made) expect_advice(made.error(), std::isfinite(c.weight));
       return bool(made);
     };
     EXPECT_EQ(starts(CudaDtype::float16), c.float16) << c.weight;

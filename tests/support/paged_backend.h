@@ -58,6 +58,7 @@ class PagedBackend : public Backend {
         .name = "paged", .num_pages = num_pages, .num_host_slots = num_host_slots, .max_steps_in_flight = 2};
   }
   const BackendInfo& info() const override { return info_; }
+  void fp16_activations(bool on) { info_.fp16_activations = on; }
 
   void submit(const StepInput& in) override {
     ASSERT_LT(submitted_.size(), size_t(info_.max_steps_in_flight)) << "more steps in flight than allowed";

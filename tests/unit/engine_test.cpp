@@ -239,6 +239,19 @@ TEST(TwoStepsInFlight, AFailedRequestLeavesNothingOfTheStepInFlight) {
   EXPECT_EQ(f.used_pages(), 0);
 }
 
+TEST_P(InFlight, TheErrorOfWhatIsNotFiniteTellsOfBfloat16WhereThatHelps) {
+  for (const bool fp16 : {false, true}) {
+    Fixture f(GetParam());
+    f.backend->fp16_activations(fp16);
+    f.backend->poison_token = expected({1, 2, 3}, 1)[0];
+    const SeqId bad = f.submit({1, 2, 3}, {.max_tokens = 10});
+    f.run();
+    const std::string& error = f.recorder.events[bad].back().error;
+    EXPECT_NE(error.find("not finite"), std::string::npos) << error;
+    EXPECT_EQ(error.find("--dtype bfloat16") != std::string::npos, fp16) << error;
+  }
+}
+
 // A pool for one and a half: the later one gives up its pages while its token is still in flight.
 TEST(TwoStepsInFlight, APreemptedSequenceGetsItsPendingToken) {
   Fixture f(true, 6, 96, {.max_step_tokens = 64, .max_step_seqs = 4});

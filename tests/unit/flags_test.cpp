@@ -131,11 +131,29 @@ TEST(Flags, TypesOfWeightsAreAutoOrTwo) {
   EXPECT_EQ(parse({"serve", "m"}).serve->cuda_launch.dtype, CudaDtype::automatic);
   EXPECT_EQ(served("auto").serve->cuda_launch.dtype, CudaDtype::automatic);
   EXPECT_EQ(served("float16").serve->cuda_launch.dtype, CudaDtype::float16);
+  EXPECT_EQ(served("half").serve->cuda_launch.dtype, CudaDtype::float16);
   EXPECT_EQ(served("bfloat16").serve->cuda_launch.dtype, CudaDtype::bfloat16);
   for (const char* other : {"float32", "fp16", "Auto", ""}) {
     const CommandLine line = served(other);
     EXPECT_FALSE(line.serve) << other;
+    EXPECT_EQ(line.exit_code, 2);
     EXPECT_NE(line.text.find("--dtype"), std::string::npos) << line.text;
+  }
+  EXPECT_NE(served("float32").text.find("--device cpu"), std::string::npos) << served("float32").text;
+}
+
+TEST(Flags, TheCpuHasNoTypesToChoose) {
+  const auto served = [](const char* device, const char* dtype) {
+    return parse({"serve", "m", "--dtype", dtype, "--device", device});
+  };
+  EXPECT_TRUE(served("cpu", "auto").serve);
+  for (const char* dtype : {"float16", "half", "bfloat16"}) {
+    EXPECT_TRUE(served("cuda", dtype).serve);
+    EXPECT_TRUE(served("auto", dtype).serve) << "there may be a GPU";
+    const CommandLine line = served("cpu", dtype);
+    EXPECT_FALSE(line.serve);
+    EXPECT_EQ(line.exit_code, 2);
+    EXPECT_NE(line.text.find("--dtype: is for --device cuda"), std::string::npos) << line.text;
   }
 }
 

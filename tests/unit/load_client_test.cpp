@@ -391,11 +391,12 @@ TEST(ServeBench, WritesTheFieldsOfVllmsResult) {
 }
 
 TEST(OfflineBench, TheCpuReadsWeightsAsTheyAreStored) {
-  for (const auto& [dtype, code] : {std::pair{"auto", 0}, {"float16", 1}, {"bfloat16", 1}}) {
+  for (const auto& [dtype, code] : {std::pair{"auto", 0}, {"float16", 2}, {"half", 2}, {"bfloat16", 2}}) {
+    const char* model = code == 0 ? "tiny" : "/no/such/model";  // is not looked for
     const char* latency[] = {
-        "latency", "--model",      "tiny", "--load-format", "dummy", "--input-len",        "4", "--device",
-        "cpu",     "--output-len", "2",    "--batch-size",  "1",     "--num-iters-warmup", "0", "--num-iters",
-        "1",       "--threads",    "1",    "--dtype",       dtype};
+        "latency", "--model",      model, "--load-format", "dummy", "--input-len",        "4", "--device",
+        "cpu",     "--output-len", "2",   "--batch-size",  "1",     "--num-iters-warmup", "0", "--num-iters",
+        "1",       "--threads",    "1",   "--dtype",       dtype};
     ::testing::internal::CaptureStderr();
     const int got = bench_latency(int(std::size(latency)), latency);
     const std::string text = ::testing::internal::GetCapturedStderr();

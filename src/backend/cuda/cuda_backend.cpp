@@ -115,7 +115,8 @@ CudaBackend::CudaBackend(const Model& model, const EngineConfig& config, const C
            .num_host_slots = options.num_host_slots,
            .low_plane_bytes = shape.low_pair_bytes(),
            .pair_bytes = 2 * shape.page_bytes(),
-           .max_steps_in_flight = kMostStepsInFlight};
+           .max_steps_in_flight = kMostStepsInFlight,
+           .fp16_activations = weights_.element == Element::fp16};
   for (Flight& flight : flights_) {
     flight.row_chunk.reserve(size_t(sizes.max_samples));
     flight.samples.rows.reserve(size_t(sizes.max_samples));

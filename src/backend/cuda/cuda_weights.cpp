@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cmath>
 
@@ -24,10 +23,15 @@ void float_to_bfloat(std::span<const float> x, uint16_t* y) {
   }
 }
 
-Error does_not_fit(std::string_view name, Element element) {
+// Of a tensor with values of this magnitude: `unsupported` where another type may hold them.
+Error does_not_fit(std::string_view name, float magnitude, Element element) {
+  if (!std::isfinite(magnitude))
+    return {Error::invalid_argument,
+            fmt::format("{} has values that are not finite: the model's file is damaged; fetch it again", name),
+            "model"};
   return {Error::unsupported,
-          fmt::format("{} has values that are not finite or beyond {:.5g}, which {} cannot hold", name,
-                      double(largest(element)), element == Element::fp16 ? "float16" : "bfloat16"),
+          fmt::format("{} has values beyond {:.5g}, which {} cannot hold", name, double(largest(element)),
+                      element == Element::fp16 ? "float16" : "bfloat16"),
           "model"};
 }
 
@@ -66,8 +70,9 @@ class Uploader {
     if (failed_) return;
     const size_t turn = turn_++ % buffers_.size();
     cuda_check(cudaEventSynchronize(sent_[turn].get()));
-    if (!convert(tensor, first, {buffers_[turn].data(), size_t(count)})) {
-      failed_ = does_not_fit(name, element_);
+    const float magnitude = convert(tensor, first, {buffers_[turn].data(), size_t(count)});
+    if (!(magnitude <= largest(element_))) {
+      failed_ = does_not_fit(name, magnitude, element_);
       return;
     }
     cuda_check(cudaMemcpyAsync(to, buffers_[turn].data(), size_t(count) * sizeof(uint16_t),
@@ -76,20 +81,21 @@ class Uploader {
     report(count);
   }
 
-  bool convert(const Tensor& tensor, int64_t first, std::span<uint16_t> out) {
-    std::atomic<bool> fits = true;
+  // The largest magnitude; NaN if there is one.
+  float convert(const Tensor& tensor, int64_t first, std::span<uint16_t> out) {
     const int64_t count = int64_t(out.size());
-    threads_.for_each(int((count + kPiece - 1) / kPiece), [&](int piece, int thread) {
+    const int pieces = int((count + kPiece - 1) / kPiece);
+    threads_.for_each(pieces, [&](int piece, int thread) {
       const int64_t begin = piece * kPiece, size = std::min(kPiece, count - begin);
       const std::span<float> values{scratch_.data() + size_t(thread) * kPiece, size_t(size)};
       to_float(tensor, first + begin, values);
-      if (!(kernels_.max_abs(values.data(), int(size)) <= largest(element_))) fits = false;
+      magnitudes_[size_t(piece)] = kernels_.max_abs(values.data(), int(size));
       if (element_ == Element::bf16)
         float_to_bfloat(values, out.data() + begin);
       else
         kernels_.float_to_half(values.data(), out.data() + begin, int(size));
     });
-    return fits;
+    return kernels_.max_abs(magnitudes_.data(), pieces);
   }
 
   void report(int64_t count) {
@@ -108,7 +114,8 @@ class Uploader {
   std::array<Event, 2> sent_{make_event(), make_event()};
   size_t turn_ = 0;
   int64_t total_, done_ = 0;
-  std::vector<float> scratch_;  // [threads][kPiece]
+  std::vector<float> scratch_;                        // [threads][kPiece]
+  std::array<float, kBuffer / kPiece> magnitudes_{};  // of the pieces of a buffer
   Status failed_;
 };
 
@@ -176,12 +183,12 @@ Result<CudaWeights> upload_weights(const Model& model, int max_positions, CudaDt
   };
   if (dtype != CudaDtype::bfloat16) {
     Result<CudaWeights> weights = upload_as(Element::fp16, model, max_positions);
-    if (weights) return weights;
+    if (weights || weights.error().code != Error::unsupported) return weights;
     if (dtype == CudaDtype::float16) return advise(weights.error(), "--dtype bfloat16");
     log_info(fmt::format("{}: weights and activations are bfloat16 (--dtype auto)", weights.error().message));
   }
   Result<CudaWeights> weights = upload_as(Element::bf16, model, max_positions);
-  if (weights) return weights;
+  if (weights || weights.error().code != Error::unsupported) return weights;
   return advise(weights.error(), "--device cpu");
 }
 

@@ -38,8 +38,9 @@ struct CudaWeights {
   const uint16_t* lm_head() const { return (untied_head.empty() ? embedding : untied_head).data(); }
 };
 
-// Copies everything and logs how far it is. Errors: a weight that the type cannot hold. With
-// CudaDtype::automatic one beyond fp16 means starting again with bf16. Throws CudaError.
+// Copies everything and logs how far it is. Errors: a weight that the type cannot hold, with the flag
+// to serve it with, or that no type holds: not finite. With CudaDtype::automatic one beyond fp16 means starting
+// again with bf16. Throws CudaError.
 Result<CudaWeights> upload_weights(const Model& model, int max_positions, CudaDtype dtype);
 
 }  // namespace ekv
