@@ -442,7 +442,8 @@ def handed_out_late(model, log):
 
 # What a prediction is held to: percent off the run.
 BOUNDS = {"ITL mean ms": 3, "TTFT mean ms": 10, "preemptions": 10}
-NOT_SIMULATED = ("--device", "--model", "--load-format", "--dtype", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override")
+NOT_SIMULATED = ("--device", "--model", "--load-format", "--dtype", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override",
+                 "--gpu-memory-utilization")
 
 
 ASYNC = ["--no-async-scheduling", "--async-scheduling"]  # one step in flight, two

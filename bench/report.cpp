@@ -93,9 +93,10 @@ bool effective(const RequestRecord& r, const ReportOptions& options) {
 
 void count_requests(std::span<const RequestRecord> records, Report& report) {
   report.requests = int64_t(records.size());
-  int64_t preemptions = 0, base_pairs = 0, pairs = 0;
+  int64_t base_pairs = 0, pairs = 0;
+  std::optional<int64_t> preemptions;
   for (const RequestRecord& r : records) {
-    preemptions += r.preemptions;
+    if (r.preemptions) preemptions = preemptions.value_or(0) + *r.preemptions;
     base_pairs += r.base_pairs_seen;
     pairs += r.pairs_seen;
     report.failed += r.failed();

@@ -293,6 +293,9 @@ TEST(CostModelFile, ComesByNameOrByPath) {
   const Result<CostModel> broken = load_cost_model(path);
   ASSERT_FALSE(bool(broken));
   EXPECT_NE(broken.error().message.find(path), std::string::npos);
+  const Result<CostModel> folder = load_cost_model(testing::TempDir() + "/");
+  ASSERT_FALSE(bool(folder));
+  EXPECT_EQ(folder.error().param, "cost-model");
   const Result<CostModel> unknown = load_cost_model("h100");
   ASSERT_FALSE(bool(unknown));
   EXPECT_EQ(unknown.error().code, Error::not_found);

@@ -296,6 +296,8 @@ TEST(Report, SumsExposureAndPreemptionsOverRequests) {
   records[0].base_pairs_seen = 30;
   records[0].pairs_seen = 100;
   records[1].pairs_seen = 50;
+  EXPECT_TRUE(report_json(make_report(records, {}))["preemptions"].is_null());
+  EXPECT_NE(report_table(make_report(records, {})).find("- preemptions"), std::string::npos);
   records[0].preemptions = 2;
   records[2].preemptions = 1;
   const Json json = report_json(make_report(records, {}));

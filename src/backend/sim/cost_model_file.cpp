@@ -233,7 +233,7 @@ Result<CostModel> load_cost_model(const std::string& name_or_file) {
                              name_or_file, fmt::join(names, ", ")),
                  "cost-model"};
   Result<std::string> text = read_file(name_or_file, kMaxFileBytes);
-  if (!text) return text.error();
+  if (!text) return Error{text.error().code, text.error().message, "cost-model"};
   Result<CostModel> model = parse_cost_model(*text);
   if (model) return model;
   return Error{model.error().code, fmt::format("{}: {}", name_or_file, model.error().message), "cost-model"};
