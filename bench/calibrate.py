@@ -27,6 +27,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import inputs
 import step_log
 import sweep
 
@@ -107,7 +108,7 @@ def observations(path):
     for step, chunks in zip(steps, chunks_of(steps, requests)):
         if step_log.tokens(step):
             work = Work(step, chunks) if chunks is not None else None
-            if work and work.consistent:
+            if work and work.consistent and duration_us(step, before) > 0:
                 found.append((work, duration_us(step, before), step))
             else:
                 skipped += 1
@@ -339,10 +340,42 @@ def residuals(model, seen):
     return "\n".join(sweep.markdown(["steps"], ["count", "mean us", "sum off %", "median off %", "p99 off %"], rows))
 
 
+# The figures of a cost model that are priced here; elastickv reads the file with all its rules.
+FIGURES = {"kv": ["target_bytes_per_token", "base_bytes_per_token"], "step": ["fixed_us", "per_seq_us"],
+           "prefill_attention": ["per_chunk_us", "per_key_us"],
+           "decode_attention": ["fixed_us", "target_factor", "base_factor", "bytes_per_us"],
+           "demotion": ["fixed_us", "per_pair_us"], "promotion": ["fixed_us", "per_pair_us"]}
+
+
+def read_model(path):
+    """A cost model of the simulator with every figure that model_us() needs."""
+    advice = "give a cost model, such as those in src/backend/sim/models"
+    model = inputs.read_json(path, advice)
+    sections = {name: model.get(name) if isinstance(model, dict) else None for name in [*FIGURES, "forward", "all_reduce"]}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            inputs.stop(f"{path}: has no section '{name}'; {advice}")
+        for key in FIGURES.get(name, []):
+            least = "> 0" if key in ("bytes_per_us", "target_factor") else ">= 0"
+            value = section.get(key)
+            if not inputs.is_number(value) or value < 0 or value == 0 and least == "> 0":
+                inputs.stop(f"{path}: '{key}' of section '{name}' must be a number {least}; {advice}")
+    if not is_list(sections["forward"].get("graph_sizes"), inputs.is_count):
+        inputs.stop(f"{path}: 'graph_sizes' of section 'forward' must be a list of token counts; {advice}")
+    for name in ("forward", "all_reduce"):
+        if not is_list(sections[name].get("tokens_us"), lambda point: is_list(point, inputs.is_number) and len(point) == 2):
+            inputs.stop(f"{path}: 'tokens_us' of section '{name}' must be a list of [tokens, microseconds]; {advice}")
+    return model
+
+
+def is_list(value, of):
+    return isinstance(value, list) and all(map(of, value))
+
+
 def log_in_flight(paths):
     found = {path: steps_in_flight(step_log.read(path)[0]) for path in paths}
     if len(set(found.values())) > 1:
-        sys.exit("calibrate.py: logs of one step in flight and of two; their times of a step are not the same thing, give one kind: " +
+        inputs.stop("logs of one step in flight and of two; their times of a step are not the same thing, give one kind: " +
                  ", ".join(f"{path} has {count}" for path, count in found.items()))
     return found[paths[0]]
 
@@ -354,20 +387,20 @@ def observe(paths):
         print(f"{path}: {len(found)} steps, {skipped} more whose chunks the log does not determine")
         seen += found
     if len(seen) < 20:
-        sys.exit("calibrate.py: fewer than 20 steps; give the log of a longer run")
+        inputs.stop(f"{', '.join(map(str, paths))}: fewer than 20 steps; give the log of a longer run")
     return seen
 
 
 def do_fit(args):
+    like = read_model(args.like)
     seen = observe(args.logs)
-    like = json.loads(args.like.read_text())
     terms, values, kept = fit(seen, like, args.like_weight)
     runs = ", ".join(Path(log).name for log in args.logs)
     in_flight = log_in_flight(args.logs)
     host = "the host's work is beside the device's" if in_flight == 2 else "includes the host's part of a step"
     model = terms.model(values, args.model.stem, f"least squares over {len(kept)} steps of {runs}; {host}")
     model["step"]["steps_in_flight"] = in_flight
-    args.model.write_text(json.dumps(model, indent=2) + "\n")
+    inputs.write_text(args.model, json.dumps(model, indent=2) + "\n")
     for name, value in zip(terms.names, values):
         print(f"  {name:20} " + ("not in these logs" if value is None else f"{value:.6g} us"))
     lost = sum(us for _, us, _ in seen) - sum(us for _, us, _ in kept)
@@ -377,6 +410,8 @@ def do_fit(args):
 
 def measured(path):
     steps, requests = step_log.read(path)
+    if not any(r["gaps_us"] for r in requests) or max(r["end_us"] for r in requests) <= 0:
+        inputs.stop(f"{path}: no request got a token in it; give the log of a replay that has ended")
     gaps = [gap for r in requests for gap in r["gaps_us"][1:]]
     ends = [r["gaps_us"][0] for r in requests if r["gaps_us"]]
     served = [r for r in requests if len(r["gaps_us"]) > 1]
@@ -407,7 +442,8 @@ def handed_out_late(model, log):
 
 # What a prediction is held to: percent off the run.
 BOUNDS = {"ITL mean ms": 3, "TTFT mean ms": 10, "preemptions": 10}
-NOT_SIMULATED = ("--device", "--model", "--load-format", "--dtype", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override")
+NOT_SIMULATED = ("--device", "--model", "--load-format", "--dtype", "--gemm-cache", "--json", "--step-log", "--num-gpu-blocks-override",
+                 "--gpu-memory-utilization")
 
 
 ASYNC = ["--no-async-scheduling", "--async-scheduling"]  # one step in flight, two
@@ -426,17 +462,30 @@ def simulated_flags(flags, model, log):
             ASYNC[steps_in_flight(steps) - 1], "--quiet"]
 
 
+def command_of(path):
+    """The flags in a result of gpu_load.py."""
+    advice = "give a result of gpu_load.py, or a step log and after -- the flags of its replay"
+    result = inputs.read_json(path, advice)
+    command = result.get("command") if isinstance(result, dict) else None
+    if not isinstance(command, str):
+        inputs.stop(f"{path}: has no 'command'; {advice}")
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        inputs.stop(f"{path}: 'command' has an odd quotation mark ({error}); {advice}")
+
+
 def do_compare(args):
-    log, flags = args.logs[0], args.flags
+    log, flags, model = args.logs[0], args.flags, read_model(args.model)
     if Path(log).suffix == ".json":
-        flags = shlex.split(json.loads(Path(log).read_text())["command"])
+        flags = command_of(log)
         log = re.sub(r"\.json$", ".jsonl.gz", log)
     if not flags:
-        sys.exit("calibrate.py: compare needs the result of gpu_load.py, or a step log and after -- the flags of its replay")
+        inputs.stop("compare needs the result of gpu_load.py, or a step log and after -- the flags of its replay")
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as scratch:
         result, output = sweep.run_replay(args.elastickv, [*simulated_flags(flags, args.model, log), "--step-log", scratch.name])
         if result is None:
-            sys.exit(f"calibrate.py: the simulation ended with {output}")
+            inputs.stop(f"{args.model}: its simulation ended with {output}")
         ours, theirs = measured(log), measured(scratch.name)
     rows, good = [], True
     for name, value in ours.items():
@@ -445,7 +494,7 @@ def do_compare(args):
         good &= bound is None or abs(off) <= bound
         rows.append([name, f"{value:,.2f}", f"{theirs[name]:,.2f}", f"{off:+.1f}", "" if bound is None else f"{bound}"])
     print("\n".join(sweep.markdown([""], ["run", "simulated", "off %", "bound %"], rows)))
-    count, late_ms = handed_out_late(json.loads(args.model.read_text()), log)
+    count, late_ms = handed_out_late(model, log)
     print(f"{count} of the run's steps were handed out with the one after them, which the simulation has not: +{late_ms:.1f} ms TTFT mean")
     return 0 if good else 1
 
@@ -457,7 +506,7 @@ def main():
     parser.add_argument("logs", nargs="+", metavar="LOG|RESULT.json")
     parser.add_argument("--like", type=Path, default=sweep.ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json",
                         help="cost model with what is not fitted (default: %(default)s)")
-    parser.add_argument("--like-weight", type=float, default=0.001, help="how much of the fit --like has against the logs")
+    parser.add_argument("--like-weight", type=inputs.number_from(0, 1000), default=0.001, help="how much of the fit --like has against the logs")
     parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
@@ -467,7 +516,7 @@ def main():
         return do_fit(args)
     if args.action == "compare":
         return do_compare(args)
-    print(residuals(json.loads(args.model.read_text()), observe(args.logs)))
+    print(residuals(read_model(args.model), observe(args.logs)))
 
 
 if __name__ == "__main__":

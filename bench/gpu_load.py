@@ -24,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import inputs
 import step_log
 import sweep
 
@@ -48,7 +49,7 @@ def parse_cells(texts):
     for text in texts:
         parts = text.split(":")
         if len(parts) != 5:
-            sys.exit(f"gpu_load.py: cell '{text}' is not MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE")
+            inputs.stop(f"cell '{text}' is not MODEL:POLICY:PRESET:CONCURRENCY:PER_PLACE")
         for cell in itertools.product(*(part.split(",") for part in parts)):
             check_cell(":".join(cell), *cell[1:])
             cells[(*cell[:3], int(cell[3]), int(cell[4]))] = None
@@ -58,10 +59,10 @@ def parse_cells(texts):
 def check_cell(name, policy, preset, concurrency, per_place):
     for what, value, known in (("policy", policy, POLICIES), ("preset", preset, PRESETS)):
         if value not in known:
-            sys.exit(f"gpu_load.py: cell '{name}': there is no {what} '{value}'; known are {', '.join(known)}")
+            inputs.stop(f"cell '{name}': there is no {what} '{value}'; known are {', '.join(known)}")
     for what, value in (("concurrency", concurrency), ("requests per place", per_place)):
         if not value.isdecimal() or int(value) < 1:
-            sys.exit(f"gpu_load.py: cell '{name}': {what} must be a number >= 1, got '{value}'")
+            inputs.stop(f"cell '{name}': {what} must be a number >= 1, got '{value}'")
 
 
 def dtype_of(args):
@@ -97,7 +98,7 @@ def run_cell(cell, args, limit_s):
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "steps.jsonl"
         result, output = sweep.run_replay(args.elastickv, [*command, "--step-log", str(log)], limit_s)
-        place.with_name(place.name + ".log").write_text(output)
+        inputs.write_text(place.with_name(place.name + ".log"), output)
         if result is None:
             return reason_of(output)
         with open(log, "rb") as plain, gzip.open(place.with_name(place.name + ".jsonl.gz"), "wb") as packed:
@@ -107,7 +108,7 @@ def run_cell(cell, args, limit_s):
               "per_place": cell[4], "dtype": dtype_of(args)}
     kept = {key: sweep.rounded(result.get(key)) for key in KEEP} | sweep.rounded(extra) | labels
     half = place.with_name(place.name + ".json.part")  # the result appears whole or not at all
-    half.write_text(json.dumps(kept, indent=1) + "\n")
+    inputs.write_text(half, json.dumps(kept, indent=1) + "\n")
     os.replace(half, place.with_name(place.name + ".json"))
     return f"{result['failed']} of {result['requests']} requests failed" if result["failed"] else ""
 
@@ -120,12 +121,13 @@ def reason_of(output):
 
 def is_kept(cell, args):
     path = args.out / (file_name(cell, args) + ".json")
-    return path.exists() and json.loads(path.read_text())["command"] == sweep.shown(command_of(cell, args))
+    return path.exists() and read_result(path)["command"] == sweep.shown(command_of(cell, args))
 
 
 def run_cells(cells, args):
     """Runs what is missing within the limits; the cells that did not end well."""
-    args.out.mkdir(parents=True, exist_ok=True)
+    inputs.make_folder(args.out)
+    read_results(args.out)  # what cannot be tabled at the end is said before hours of runs
     end, bad = time.monotonic() + args.limit_s, []
     for number, cell in enumerate(cells, 1):
         name = f"{number}/{len(cells)} {':'.join(map(str, cell))}"
@@ -140,10 +142,54 @@ def run_cells(cells, args):
     return bad
 
 
+def read_results(folder):
+    return [read_result(path) for path in sorted(Path(folder).glob("*.json"))]
+
+
+# What a table has of a run. A figure is None where the run has not got it, as a mean of nothing.
+TEXTS, COUNTS = ["command", "model", "policy", "preset"], ["concurrency", "per_place", "max_num_batched_tokens"]
+SPREADS = {"ttft_ms": ["mean", "p90"], "tpot_ms": ["mean"]}
+FIGURES = ["itl_worst_ms", "output_tokens_per_s", "preemptions"]
+MAY_LACK, MAY_LACK_SPREADS = ["base_exposure", "steps_with_jobs", "host_gap_share", "failed"], ["plan_us", "extra_device_us", "host_gap_us"]
+
+
+def is_figure(value):
+    return value is None or inputs.is_number(value)
+
+
+def is_spread(value, keys, is_good=is_figure):
+    return isinstance(value, dict) and all(is_good(value.get(key)) for key in keys)
+
+
+def fault_of(run):
+    """Why a run cannot be in a table, or an empty text."""
+    if not isinstance(run, dict):
+        return "is no JSON object"
+    good = {key: isinstance(run.get(key), str) for key in TEXTS} | {key: inputs.is_count(run.get(key)) for key in COUNTS}
+    good |= {key: is_spread(run.get(key), figures) for key, figures in SPREADS.items()}
+    good |= {key: key in run and is_figure(run[key]) for key in FIGURES} | {key: is_figure(run.get(key)) for key in MAY_LACK}
+    good |= {key: run.get(key) is None or is_spread(run[key], ["median", "p99"], inputs.is_number) for key in MAY_LACK_SPREADS}
+    good["dtype"] = isinstance(run.get("dtype"), str | None)
+    wrong = [key for key, fine in good.items() if not fine]
+    if wrong:
+        return f"is no result of a cell: '{wrong[0]}' is missing or of another kind"
+    return "" if run["policy"] in POLICIES else f"is no result of a cell: policy '{run['policy']}' is not known"
+
+
+def read_result(path):
+    """The result of a cell."""
+    advice = "take it away, and run its cell again"
+    run = inputs.read_json(path, advice)
+    wrong = fault_of(run)
+    if wrong:
+        inputs.stop(f"{path}: {wrong}; {advice}")
+    return run
+
+
 def load_results(folder):
-    runs = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    runs = read_results(folder)
     if not runs:
-        sys.exit(f"gpu_load.py: {folder} has no results; run some cells first")
+        inputs.stop(f"{folder} has no results; run some cells first")
     return runs
 
 
@@ -207,9 +253,9 @@ def main():
     parser.add_argument("--max-num-batched-tokens", type=int, help="of all cells; else as the preset has it")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float16", "bfloat16"])
     parser.add_argument("--flag", action="append", default=[], help="another flag of replay, as --flag=--enforce-eager")
-    parser.add_argument("--cell-limit-s", type=float, default=240, help="a cell is ended after it")
-    parser.add_argument("--limit-s", type=float, default=540, help="of all cells together; what does not fit is left out")
-    parser.add_argument("--least-s", type=float, default=20, help="no cell is begun with less time left")
+    parser.add_argument("--cell-limit-s", type=inputs.number_from(0, 1e6), default=240, help="a cell is ended after it")
+    parser.add_argument("--limit-s", type=inputs.number_from(0, 1e6), default=540, help="of all cells together; what does not fit is left out")
+    parser.add_argument("--least-s", type=inputs.number_from(0, 1e6), default=20, help="no cell is begun with less time left")
     args = parser.parse_args()
     if (args.device == "sim") != (args.cost_model is not None):
         parser.error("--device sim needs --cost-model FILE, and nothing else does")
@@ -218,7 +264,7 @@ def main():
         return print("\n".join(f"elastickv replay {sweep.shown(command_of(cell, args))}" for cell in cells))
     args.out = Path(args.places[0])
     bad = run_cells(cells, args) if args.action == "run" else []
-    print(table_text(load_results(args.out), json.loads((sweep.RESULTS / "vllm-h200.json").read_text())))
+    print(table_text(load_results(args.out), inputs.read_json(sweep.RESULTS / "vllm-h200.json", "check the repository out again")))
     return 1 if bad else 0
 
 

@@ -142,18 +142,22 @@ void finish_load(const RawFlags& raw, ReplayFlags& flags) {
     load.max_tokens = *flags.max_model_len;
     load.too_long = raw.too_long == "skip" ? TooLong::skip : TooLong::truncate;
   }
-  if (const Status bad = validate(load)) wrong_flag(flag_of(bad->param), bad->message);
+  TraceOptions checked = load;
+  checked.ignore_hash_ids |= flags.trace.empty();  // a synthetic load has none
+  if (const Status bad = validate(checked)) wrong_flag(flag_of(bad->param), bad->message);
   if (!flags.window.empty())
     if (const Status bad = parse_window(flags.window, load)) wrong_flag("--window", bad->message);
 }
 
-void finish_target(ReplayFlags& flags) {
+void finish_target(const CLI::App& app, ReplayFlags& flags) {
   if (flags.over_http()) {
     Result<HttpTarget> target = parse_base_url(flags.url);
     if (!target) wrong_flag("--url", target.error().message);
     flags.target = *std::move(target);
     if (!flags.step_log.empty()) wrong_flag("--step-log", "the steps are the server's; it has --url only");
     if (!flags.time_series.empty()) wrong_flag("--time-series", "the engine is the server's; see its /metrics");
+    for (const char* flag : {"--cost-model", "--replicas", "--load-format"})
+      if (app.count(flag)) wrong_flag(flag, "is for an engine in this process, --url names a server");
     return;
   }
   if (!flags.tokenizer.empty()) wrong_flag("--tokenizer", "is for --url only");
@@ -163,6 +167,8 @@ void finish_target(ReplayFlags& flags) {
                                            fmt::join(shipped_cost_models(), ", ")));
   if (flags.device == "sim" && !flags.model.model.empty())
     wrong_flag("--model", "the simulator knows its model from --cost-model");
+  if (flags.device == "sim" && app.count("--load-format"))
+    wrong_flag("--load-format", "the simulator has no weights");
   if (flags.device == "sim") return;
   if (flags.model.model.empty())
     wrong_flag("--model",
@@ -181,15 +187,19 @@ void finish_engine(const CLI::App& engine, const RawFlags& raw, ReplayFlags& fla
     return;
   }
   EngineConfig& config = flags.model.engine;
+  if (flags.device == "sim" && engine.count("--gpu-memory-utilization"))
+    wrong_flag(
+        "--gpu-memory-utilization",
+        "the simulator's pool has the size of --kv-cache-memory-bytes, or --num-gpu-blocks-override pages");
   finish_engine_flags(raw.engine, config);
   finish_kv_flags(engine, raw.kv, config);
   flags.preset = raw.kv.preset;
   if (const Status bad = validate(config)) wrong_flag("--" + bad->param, bad->message);
 }
 
-void finish(const CLI::App& engine, const RawFlags& raw, ReplayFlags& flags) {
+void finish(const CLI::App& app, const CLI::App& engine, const RawFlags& raw, ReplayFlags& flags) {
   finish_load(raw, flags);
-  finish_target(flags);
+  finish_target(app, flags);
   finish_engine(engine, raw, flags);
   flags.model.seed = flags.load.seed;
   flags.metadata = key_values("--metadata", raw.metadata);
@@ -215,7 +225,7 @@ std::optional<int> parse_replay_flags(int argc, const char* const* argv, ReplayF
   add_cuda_flags(*engine, flags.model.cuda_launch);
   add_kv_flags(*engine, flags.model.engine, flags.model.base_fill, raw.kv);
   add_result_flags(app, flags, raw);
-  return parse_flags(app, argc, argv, [&] { finish(*engine, raw, flags); });
+  return parse_flags(app, argc, argv, [&] { finish(app, *engine, raw, flags); });
 }
 
 }  // namespace ekv

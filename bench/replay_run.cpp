@@ -11,6 +11,10 @@
 namespace ekv {
 namespace {
 
+// Two steps at the bounds of a cost model still fit in 64 bits after it; a trace ends by half of it.
+constexpr int64_t kMostRunUs = 2'000'000'000'000'000'000;
+constexpr size_t kMostPoints = 1'000'000;  // of a series: 70 bytes each in memory, as many in its file
+
 Error invalid(std::string param, std::string message) {
   return {Error::invalid_argument, std::move(message), std::move(param)};
 }
@@ -52,14 +56,21 @@ class Sampler {
   }
   // Notes the present state for every point before `time_us`.
   void hold_until(int64_t time_us) {
-    if (period_us_ == 0) return;
+    if (period_us_ == 0 || too_late_us_ > 0) return;
+    if (time_us / period_us_ >= int64_t(kMostPoints)) {
+      too_late_us_ = time_us;
+      return;
+    }
     for (; int64_t(points_.size()) * period_us_ < time_us; points_.push_back(state_))
       state_.time_us = int64_t(points_.size()) * period_us_;
   }
   const std::vector<SeriesPoint>& points() const { return points_; }
+  // The series would have more than kMostPoints points, because the run has got this far; 0: it has not.
+  int64_t too_late_us() const { return too_late_us_; }
 
  private:
   int64_t period_us_;
+  int64_t too_late_us_ = 0;
   SeriesPoint state_;
   std::vector<SeriesPoint> points_;
 };
@@ -93,7 +104,7 @@ class EngineRun {
  public:
   EngineRun(const ReplayLoad& load, std::vector<ReplayDevice> devices, const ReplayOptions& options,
             StepLog& log);
-  ReplayResult run();
+  Result<ReplayResult> run();
 
  private:
   struct Replica : EngineListener {
@@ -122,7 +133,8 @@ class EngineRun {
   void step_done(Replica& replica, const StepRecord& record);
   void add_up(const StepRecord& record);
   void ended(int index, int64_t now_us);
-  void finish_series();
+  Status too_long(const Replica& replica) const;
+  Status finish_series();
 
   const ReplayLoad& load_;
   const ReplayOptions& options_;
@@ -171,7 +183,7 @@ EngineRun::Replica* EngineRun::last_in_time() const {
   return last;
 }
 
-ReplayResult EngineRun::run() {
+Result<ReplayResult> EngineRun::run() {
   const SteadyClock wall;
   const int64_t start_us = wall.now_us();
   while (num_ended_ < int(load_.requests.size())) {
@@ -183,10 +195,11 @@ ReplayResult EngineRun::run() {
     } else {
       EKV_CHECK(behind != nullptr, "a request that has not ended is on its way or in an engine");
       advance(*behind);
+      if (Status bad = too_long(*behind)) return *std::move(bad);
     }
   }
   for (const auto& replica : replicas_) replica->engine.check_integrity();
-  finish_series();
+  if (Status bad = finish_series()) return *std::move(bad);
   result_.mean_waiting = result_.end_us > 0 ? waiting_us_ / double(result_.end_us) : 0;
   result_.wall_s = double(wall.now_us() - start_us) * 1e-6;
   result_.log_hash = log_.hash();
@@ -289,10 +302,25 @@ void EngineRun::add_up(const StepRecord& record) {
   result_.max_waiting = std::max(result_.max_waiting, num_waiting(record));
 }
 
-void EngineRun::finish_series() {
-  if (options_.series_period_us == 0) return;
+Status EngineRun::too_long(const Replica& replica) const {
+  if (const int64_t late_us = replica.sampler.too_late_us())
+    return invalid("time-series",
+                   fmt::format("after {:.0f} s of the replay --time-series would have more than {} rows with "
+                               "--series-period {:g}: give a longer one, or a part of the trace with --window",
+                               double(late_us) * 1e-6, kMostPoints, double(options_.series_period_us) * 1e-6));
+  if (replica.clock->now_us() > kMostRunUs)
+    return invalid("",
+                   fmt::format("the replay has got to {:g} s, and there is work left: the times of the cost "
+                               "model or of the trace cannot be meant",
+                               double(replica.clock->now_us()) * 1e-6));
+  return std::nullopt;
+}
+
+Status EngineRun::finish_series() {
+  if (options_.series_period_us == 0) return std::nullopt;
   for (const auto& replica : replicas_) {
     replica->sampler.hold_until(result_.end_us + options_.series_period_us);
+    if (Status bad = too_long(*replica)) return bad;
     const auto& points = replica->sampler.points();
     if (result_.series.size() < points.size()) result_.series.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) result_.series[i] += points[i];
@@ -307,6 +335,7 @@ void EngineRun::finish_series() {
       tokens += offered[next].second;
     point.offered_tokens = tokens;
   }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -316,7 +345,8 @@ Result<ReplayResult> run_replay(const ReplayLoad& load, std::vector<ReplayDevice
   if (Status bad = check(load, options, devices.size())) return *bad;
   Result<std::unique_ptr<StepLog>> log = StepLog::open(options.step_log);
   if (!log) return log.error();
-  ReplayResult result = EngineRun(load, std::move(devices), options, **log).run();
+  Result<ReplayResult> result = EngineRun(load, std::move(devices), options, **log).run();
+  if (!result) return result.error();
   if (Status failed = (*log)->close()) return *failed;
   return result;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <unordered_map>
 
@@ -16,14 +17,25 @@ constexpr size_t kTbtDivisor = 10;  // TBT is over the largest tenth of a reques
 // Index of the second since `begin_us`; `time_us` is not before it.
 int64_t second_of(int64_t time_us, int64_t begin_us) { return (time_us - begin_us) / 1'000'000; }
 
-int64_t largest(const std::unordered_map<int64_t, double>& seconds) {
+double largest(const std::unordered_map<int64_t, double>& seconds) {
   double most = 0;
   for (const auto& [second, amount] : seconds) most = std::max(most, amount);
-  return std::llround(most);
+  return most;
+}
+
+// Of spans of seconds, first and last included: how many have one second in common. The seconds themselves are
+// not gone through: a request may last for years of them.
+int64_t most_that_overlap(std::span<const std::pair<int64_t, int64_t>> spans) {
+  std::map<int64_t, int64_t> changes;
+  for (const auto& [first, last] : spans) ++changes[first], --changes[last + 1];
+  int64_t now = 0, most = 0;
+  for (const auto& [second, change] : changes) most = std::max(most, now += change);
+  return most;
 }
 
 void count_per_second(std::span<const RequestRecord> records, int64_t begin_us, Report& report) {
-  std::unordered_map<int64_t, double> tokens, requests;
+  std::unordered_map<int64_t, double> tokens;
+  std::vector<std::pair<int64_t, int64_t>> spans;
   for (const RequestRecord& r : records) {
     if (!r.completed()) continue;
     const double tokens_per_message = double(r.output_tokens) / double(r.times.count());
@@ -33,11 +45,10 @@ void count_per_second(std::span<const RequestRecord> records, int64_t begin_us, 
       at_us += gap;
       tokens[second_of(at_us, begin_us)] += tokens_per_message;
     });
-    const int64_t last = second_of(r.times.last_us(), begin_us);
-    for (int64_t second = second_of(r.start_us, begin_us); second <= last; ++second) requests[second] += 1;
+    spans.push_back({second_of(r.start_us, begin_us), second_of(r.times.last_us(), begin_us)});
   }
-  report.max_output_tokens_per_s = largest(tokens);
-  report.max_concurrent_requests = largest(requests);
+  report.max_output_tokens_per_s = std::llround(largest(tokens));
+  report.max_concurrent_requests = most_that_overlap(spans);
 }
 
 int64_t peak_in_flight(std::span<const RequestRecord> records) {
@@ -82,9 +93,10 @@ bool effective(const RequestRecord& r, const ReportOptions& options) {
 
 void count_requests(std::span<const RequestRecord> records, Report& report) {
   report.requests = int64_t(records.size());
-  int64_t preemptions = 0, base_pairs = 0, pairs = 0;
+  int64_t base_pairs = 0, pairs = 0;
+  std::optional<int64_t> preemptions;
   for (const RequestRecord& r : records) {
-    preemptions += r.preemptions;
+    if (r.preemptions) preemptions = preemptions.value_or(0) + *r.preemptions;
     base_pairs += r.base_pairs_seen;
     pairs += r.pairs_seen;
     report.failed += r.failed();

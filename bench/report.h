@@ -62,10 +62,10 @@ struct RequestRecord {
   int64_t start_us = 0;
   int64_t end_us = 0;  // last message, or failure
   int input_tokens = 0;
-  int output_tokens = 0;  // as counted by the server; a message may carry several tokens
-  TokenTimes times;       // of each message with a token
-  std::string error;      // not empty: the request failed
-  int preemptions = 0;
+  int output_tokens = 0;                        // as counted by the server; a message may carry several tokens
+  TokenTimes times;                             // of each message with a token
+  std::string error;                            // not empty: the request failed
+  std::optional<int> preemptions;               // nullopt: not known
   int64_t base_pairs_seen = 0, pairs_seen = 0;  // summed over the steps that ran the request; 0, 0: not known
 
   bool failed() const { return !error.empty(); }
@@ -113,7 +113,7 @@ struct ReportOptions {
 
 // What only the engine can tell; nullopt stays null in the report.
 struct EngineTotals {
-  std::optional<int64_t> preemptions;  // scheduler events; nullopt: the sum over requests
+  std::optional<int64_t> preemptions;  // scheduler events; nullopt: the sum over requests that know theirs
   std::optional<int64_t> recomputed_tokens, steps, max_waiting, prefix_hit_tokens;
   std::optional<int64_t> preemptions_avoided, to_host_bytes, from_host_bytes;  // bytes: of all copies of KV
   // Pairs that changed fidelity, and in how many steps: those that demoted, those that sent for low bytes.

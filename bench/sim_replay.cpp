@@ -1,11 +1,15 @@
 #include "bench/sim_replay.h"
 
+#include <fmt/format.h>
+
 #include "backend/host_slots.h"
 #include "backend/sim/sim_backend.h"
 #include "bench/random.h"
 
 namespace ekv {
 namespace {
+
+constexpr int kMostPages = 1 << 24;  // that --num-gpu-blocks-override takes
 
 class VirtualReplayClock : public ReplayClock {
  public:
@@ -24,6 +28,13 @@ Result<ReplayDevice> make_sim_device(const CostModel& model, const EngineConfig&
   if (pages < 1)
     return Error{Error::invalid_argument, "the KV pool is smaller than one page; raise --kv-cache-memory-bytes",
                  "kv-cache-memory-bytes"};
+  if (pages > kMostPages)
+    return Error{
+        Error::invalid_argument,
+        fmt::format("makes {} pages or more of {:.0f} bytes each, at most {} are simulated: lower it, or "
+                    "see to target_bytes_per_token of the cost model",
+                    pages, model.page_bytes(), kMostPages),
+        "kv-cache-memory-bytes"};
   const double low_bytes = kPairTokens * (model.target_bytes_per_token - model.base_bytes_per_token);
   const int slots = host_slots(engine.fidelity, pages, low_bytes, 2 * model.page_bytes());
   auto clock = std::make_unique<VirtualReplayClock>();

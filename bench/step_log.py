@@ -1,8 +1,7 @@
 """Reads step logs (elastickv/step_log.h, bench/replay_run.h) and computes from them what the result has not."""
-import gzip
-import json
 import statistics
-from pathlib import Path
+
+import inputs
 
 # A step with one of these changed the fidelity of KV or began copies.
 JOBS = ["demoted_pairs", "promoted_pairs", "restores_begun", "backups_begun", "stores_begun", "loads_begun"]
@@ -10,14 +9,41 @@ OUTLIER = 1.5  # a quiet step so many times as long as the median is not what it
 NEIGHBOURS = 8  # steps on each side that a step with jobs is compared with: KV grows little meanwhile
 
 
+# What every log has; old builds wrote less of the rest.
+MEMBERS = {"step": {"step", "replica", "start_us", "end_us", "plan_us", "device_us", "prefill_tokens", "decode_tokens", "preempted",
+                    "total_pages", "pairs_seen", "base_pairs_seen", "query_pairs_seen", "query_base_pairs_seen", *JOBS},
+           "request": {"arrival_us", "first_scheduled_us", "end_us", "prompt_tokens", "cached_tokens"}}
+ADVICE = "give a whole step log, as --step-log of replay writes it"
+
+
 def read(path):
-    """The step and the request lines of a log, plain or gzipped, each in the order of the file."""
+    """The step and the request lines of a log, plain or gzipped, each in the order of the file. There is a step."""
     lines = {"step": [], "request": []}
-    with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt") as file:
-        for line in file:
-            record = json.loads(line)
-            lines[record["kind"]].append(record)
+    for number, record in inputs.read_lines(path, ADVICE):
+        problem = fault_of(record)
+        if problem:
+            inputs.stop(f"{path}:{number}: {problem}; {ADVICE}")
+        lines[record["kind"]].append(record)
+    if not lines["step"]:
+        inputs.stop(f"{path}: has no step; {ADVICE}")
     return lines["step"], lines["request"]
+
+
+def fault_of(record):
+    """Why a line is none of a step log, or an empty text."""
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if kind not in ("step", "request"):
+        return "the line is neither a step nor a request"
+    missing = MEMBERS[kind] - record.keys()
+    if missing:
+        return f"the {kind} has no '{min(missing)}'"
+    gaps = record.get("gaps_us", []) if kind == "step" else record.get("gaps_us")
+    if not isinstance(gaps, list):
+        return f"the {kind} has no list 'gaps_us'"
+    figures = (value for key, value in record.items() if key not in ("kind", "gaps_us"))
+    if not all(map(inputs.is_count, figures)) or not all(map(inputs.is_count, gaps)):
+        return f"the {kind} has something else than integers of 64 bits"
+    return ""
 
 
 def tokens(step):

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import inputs
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
 POLICIES = ["target-only", "exact-offload", "static8", "elastic"]
@@ -117,9 +119,11 @@ def run_replay(program, command, timeout_s=None):
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         except subprocess.TimeoutExpired as late:
             return None, f"{(late.stdout or b'').decode(errors='replace')}\nno end within {timeout_s:.0f} s"
+        except OSError as error:
+            inputs.stop(f"--elastickv {program}: {inputs.reason(error)}; build it, or name the program")
         if done.returncode != 0 and "requests failed" not in done.stdout:
             return None, f"exit status {done.returncode}\n{done.stdout.strip()}"
-        return json.loads(Path(file.name).read_text()), done.stdout
+        return inputs.read_json(file.name, f"--elastickv {program} wrote no result there: name the program of elastickv"), done.stdout
 
 
 def replay(program, command):
@@ -143,12 +147,19 @@ def rounded(value):
 
 def load_runs(name):
     path = RESULTS / f"replay-{name}.json"
-    return json.loads(path.read_text())["runs"] if path.exists() else []
+    if not path.exists():
+        return []
+    advice = "remove it, and run the sweep again"
+    file = inputs.read_json(path, advice)
+    runs = file.get("runs") if isinstance(file, dict) else None
+    if not isinstance(runs, list) or not all(isinstance(run, dict) and "command" in run for run in runs):
+        inputs.stop(f"{path}: has no 'runs' with their 'command'; {advice}")
+    return runs
 
 
 def save(name, runs):
     lines = ",\n  ".join(json.dumps(run) for run in runs)
-    (RESULTS / f"replay-{name}.json").write_text(f'{{"runs": [\n  {lines}\n]}}\n')
+    inputs.write_text(RESULTS / f"replay-{name}.json", f'{{"runs": [\n  {lines}\n]}}\n')
 
 
 def run_sweep(name, args):

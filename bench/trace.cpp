@@ -56,9 +56,10 @@ Status validate(const TraceOptions& o) {
   if (!any_scale && (o.length_scale < 1 || kTraceHashBlock % o.length_scale != 0)) {
     return invalid(
         "length_scale",
-        fmt::format("length_scale must divide the hash block of {} tokens, got {}; other scales need "
-                    "ignore_hash_ids",
-                    kTraceHashBlock, o.length_scale));
+        fmt::format(
+            "must divide the hash block of {} tokens, got {}; with --ignore-hash-ids it may be any number "
+            "from 1 on",
+            kTraceHashBlock, o.length_scale));
   }
   if (o.max_tokens < 0 || o.max_tokens == 1) return invalid("max_tokens", "max_tokens must be 0 or at least 2");
   if (o.limit < 0 || o.limit > kMaxTraceRequests) {
@@ -159,11 +160,14 @@ Result<Trace> synthetic_trace(std::string_view spec, const TraceOptions& options
     rest.remove_prefix(colon + 1);
   }
   const auto parts = size_t(std::count(spec.begin(), spec.end(), ':')) + 1;
-  if (numbers.size() != 3 || parts != 3) {
-    return invalid("synthetic",
-                   fmt::format("\"{}\" is not N:INPUT:OUTPUT, e.g. 600:4096:1024", spec.substr(0, 60)));
+  if (numbers.size() != 3 || parts != 3 || numbers[0] > kMaxTraceRequests) {
+    return invalid("synthetic", fmt::format("\"{}\" is not N:INPUT:OUTPUT, such as 600:4096:1024, with 1 to {} "
+                                            "requests and 1 to {} tokens of prompt and of answer",
+                                            spec.substr(0, 60), kMaxTraceRequests, kMaxTraceTokens));
   }
-  return random_trace({numbers[0], int(numbers[1]), int(numbers[2]), 0}, options);
+  TraceOptions drawn = options;
+  drawn.ignore_hash_ids = true;  // there are none, so any length_scale does
+  return random_trace({numbers[0], int(numbers[1]), int(numbers[2]), 0}, drawn);
 }
 
 Result<TraceFormat> parse_trace_format(std::string_view name) {

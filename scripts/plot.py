@@ -16,16 +16,18 @@ where they differ preset, model, window, concurrency, rate. OUT ends in .png, .s
 scripts/requirements-plots.txt.
 """
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+import inputs  # noqa: E402
 
 try:
     import matplotlib
     import matplotlib.lines
 except ImportError:
-    sys.exit("plot.py: matplotlib is missing: pip install -r scripts/requirements-plots.txt")
+    inputs.stop("matplotlib is missing: pip install -r scripts/requirements-plots.txt")
 
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
@@ -61,18 +63,32 @@ def scaled(value, factor):
 
 def load(paths):
     runs = []
+    advice = "give results that --json of replay, bench serve or bench/gpu_load.py wrote"
     for path in paths:
-        try:
-            found = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            sys.exit(f"plot.py: {path}: {error}")
+        found = inputs.read_json(path, advice)
         found = found.get("runs", [found]) if isinstance(found, dict) else found
-        for run in found:
+        for run in found if isinstance(found, list) else [found]:
             if not isinstance(run, dict) or "ttft_ms" not in run:
-                sys.exit(f"plot.py: {path}: no result of a replay or benchmark (ttft_ms is missing)")
+                inputs.stop(f"{path}: no result of a replay or benchmark (ttft_ms is missing); {advice}")
             run.setdefault("policy", run.get("kv_policy", Path(path).stem))
+            wrong = next((key for key in LABELS if isinstance(run.get(key), dict | list)), None)
+            if wrong:
+                inputs.stop(f"{path}: '{wrong}' must be a text or a number; {advice}")
+            if not is_series(run.get("series")):
+                inputs.stop(f"{path}: 'series' must have lists of numbers of one length: {', '.join(SERIES)}; {advice}")
             runs.append(run)
     return runs
+
+
+LABELS = ["policy", "preset", "model", "window", "concurrency", "rate"]
+SERIES = ["t_s", "waiting", "base_pairs", "live_pairs", "offered_tokens"]
+
+
+def is_series(series):
+    if series is None:
+        return True
+    lists = [series.get(key) for key in SERIES] if isinstance(series, dict) else [None]
+    return all(isinstance(a, list) and len(a) == len(lists[0]) and all(map(inputs.is_number, a)) for a in lists)
 
 
 def keep(runs, rules):
@@ -80,7 +96,7 @@ def keep(runs, rules):
         key, _, values = rule.partition("=")
         runs = [r for r in runs if (f"{r[key]:g}" if pick(r, key) is not None else str(r.get(key))) in values.split(",")]
     if not runs:
-        sys.exit(f"plot.py: no result is left by --only {' '.join(rules)}")
+        inputs.stop(f"no result is left by --only {' '.join(rules)}")
     return runs
 
 
@@ -123,13 +139,16 @@ def finish(figure, axis, out, extra=()):
     """One legend for all panels, from one of them, and the file."""
     entries = list(zip(*axis.get_legend_handles_labels())) + list(extra)
     figure.legend(*zip(*entries), loc="outside upper center", ncols=min(5, len(entries)), frameon=False)
-    figure.savefig(out, dpi=90)
+    try:
+        figure.savefig(out, dpi=90)
+    except (OSError, ValueError) as error:
+        inputs.stop(f"{out}: cannot be written: {inputs.reason(error)}; name a file that ends in .png, .svg or .pdf")
 
 
 def draw_sweep(runs, out):
     key = next((k for k in ("concurrency", "rate") if len({pick(r, k) for r in runs} - {None}) > 1), None)
     if key is None:
-        sys.exit("plot.py: a sweep needs results with different values of concurrency or rate")
+        inputs.stop("a sweep needs results with different values of concurrency or rate")
     runs = sorted((r for r in runs if pick(r, key) is not None), key=lambda r: r[key])
     look, models = Look(runs), unique(runs, "model")
     figure, axes = plt.subplots(len(models), len(SWEEP_COLUMNS), figsize=(3.4 * len(SWEEP_COLUMNS), 2.9 * len(models)),
@@ -179,11 +198,13 @@ def worst_gap_ms(run):
 
 def draw_pressure(runs, out):
     if len(unique(runs, "model")) > 1:
-        sys.exit("plot.py: results of several models; say which with --only model=NAME")
+        inputs.stop("results of several models; say which with --only model=NAME")
     panels = [("preemptions", "", lambda r: pick(r, "preemptions"), False),
               ("P90 TTFT", "s", lambda r: scaled(pick(r, "ttft_ms", "p90"), 1e-3), False),
               ("longest gap between two tokens", "s", lambda r: scaled(worst_gap_ms(r), 1e-3), False),
               ("output throughput", "tokens/s", lambda r: pick(r, "output_tokens_per_s"), False)]
+    if any(pick(r, "concurrency") is None for r in runs):
+        inputs.stop("a result without concurrency; leave it out, or say which with --only concurrency=C")
     draw_grouped(sorted(runs, key=lambda r: r["concurrency"]), "concurrency", lambda c: f"{c} clients", panels, out)
 
 
@@ -224,7 +245,7 @@ def draw_bars(axis, at, runs, value, look):
 def draw_timeline(runs, out):
     runs = [r for r in runs if isinstance(r.get("series"), dict) and r["series"].get("t_s")]
     if not runs:
-        sys.exit("plot.py: no result has a time series ('series' is missing)")
+        inputs.stop("no result has a time series ('series' is missing)")
     look = Look(runs)
     figure, axes = plt.subplots(3, 1, figsize=(9, 6.5), sharex=True, layout="constrained")
     draw_offered(axes[0], runs[0]["series"])

@@ -155,6 +155,18 @@ const char* version_text() { return EKV_VERSION; }
 
 namespace {
 
+// The library says "INI was not able to parse NAME" of a name that is not known, NAME.++ of a section.
+std::string config_fault(const std::string& file, const std::string& words) {
+  constexpr std::string_view kUnknown = "INI was not able to parse ", kSection = ".++";
+  if (!words.starts_with(kUnknown)) return fmt::format("--config: {}: {}\n", file, words);
+  std::string name = words.substr(kUnknown.size());
+  if (name.ends_with(kSection)) name = "[" + name.substr(0, name.size() - kSection.size()) + "]";
+  return fmt::format(
+      "--config: {}: '{}' is no flag of elastickv serve, whose --help lists them; write one "
+      "`name = value` per line\n",
+      file, name);
+}
+
 // The library reads a config file for the outermost command only, so `serve` is one of its own. `argv[0]` is
 // "serve".
 CommandLine parse_serve(int argc, const char* const* argv) {
@@ -162,9 +174,9 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   ServeFlags flags;
   RawFlags raw;
   serve.footer(
-      "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, or a stop took too long; 3 the device is "
-      "lost "
-      "or a step failed: start it again.");
+      "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, a stop took too long, or --step-log could "
+      "not "
+      "be written; 3 the device is lost or a step failed: start it again.");
   serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
   serve.allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(serve, flags, raw);
@@ -181,6 +193,8 @@ CommandLine parse_serve(int argc, const char* const* argv) {
     finish_engine_flags(raw.engine, flags.engine);
     finish_cuda_flags(flags.device, flags.cuda_launch);
     finish_kv_flags(serve, raw.kv, flags.engine);
+  } catch (const CLI::ConfigError& e) {
+    return {.serve = {}, .text = config_fault(serve["--config"]->as<std::string>(), e.what()), .exit_code = 2};
   } catch (const CLI::ParseError& e) {
     const int code = serve.exit(e, out, out) == 0 ? 0 : 2;
     return {.serve = {}, .text = out.str(), .exit_code = code};

@@ -36,6 +36,8 @@ const char* error_type(int status) {
       return "not_found_error";
     case 503:
       return "unavailable_error";
+    case 505:  // nothing is wrong with the server
+      return "invalid_request_error";
     default:
       return status >= 500 ? "server_error" : "invalid_request_error";
   }
@@ -53,8 +55,7 @@ std::string error_json(int status, const std::string& message, const std::string
 
 Result<std::vector<Request>> engine_requests(const ApiRequest& request, std::vector<TokenId> prompt,
                                              const ApiLimits& limits, uint64_t random_seed, int64_t now_us) {
-  const int wanted = std::max(1, request.max_tokens.value_or(1));
-  truncate(request, limits.max_model_len - wanted, prompt);
+  truncate(request, limits.max_model_len - std::max(1, request.max_tokens.value_or(1)), prompt);
   if (prompt.empty())
     return Error{Error::invalid_argument, "the prompt has no tokens, and this model's tokenizer adds none",
                  "prompt"};
@@ -63,8 +64,8 @@ Result<std::vector<Request>> engine_requests(const ApiRequest& request, std::vec
     return Error{
         Error::too_large,
         fmt::format("This model's maximum context length is {} tokens. The request asks for {} tokens in the "
-                    "{} and at least {} in the completion. Shorten it.",
-                    limits.max_model_len, prompt.size(), request.reply.chat ? "messages" : "prompt", wanted),
+                    "{} and at least 1 in the completion. Shorten it.",
+                    limits.max_model_len, prompt.size(), request.reply.chat ? "messages" : "prompt"),
         request.reply.chat ? "messages" : "prompt"};
   Request one{.prompt = std::move(prompt),
               .sampling = request.sampling,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "elastickv/sampling_rule.h"
 #include "server/json_fields.h"
@@ -15,6 +16,7 @@ namespace ekv {
 namespace {
 
 constexpr double kHuge = 1e9;
+constexpr double kLeastPositive = std::numeric_limits<float>::denorm_min();  // less is 0 where it is used
 static_assert(kMaxLogitBias == size_t(kMaxJsonMembers),
               "a longer logit_bias is refused, by its name, where the body is read; see parse_json");
 
@@ -38,11 +40,13 @@ void parse_sampling(JsonFields& fields, const ApiLimits& limits, SamplingParams&
   const GenerationDefaults& d = limits.defaults;
   s.temperature = float(fields.number("temperature", d.temperature.value_or(1), 0, 2));
   s.top_p = float(fields.number("top_p", d.top_p.value_or(1), 0, 1));
-  if (s.top_p <= 0) fields.fail("top_p", "must be greater than 0 and at most 1");
+  if (s.top_p <= 0)
+    fields.fail("top_p", fmt::format("must be greater than 0, {:g} or more, and at most 1", kLeastPositive));
   s.top_k = std::max(0, int(fields.integer("top_k", d.top_k.value_or(0), -1, INT32_MAX)));
   s.min_p = float(fields.number("min_p", d.min_p.value_or(0), 0, 1));
   s.repetition_penalty = float(fields.number("repetition_penalty", d.repetition_penalty.value_or(1), 0, kHuge));
-  if (s.repetition_penalty <= 0) fields.fail("repetition_penalty", "must be greater than 0");
+  if (s.repetition_penalty <= 0)
+    fields.fail("repetition_penalty", fmt::format("must be greater than 0, {:g} or more", kLeastPositive));
   s.presence_penalty = float(fields.number("presence_penalty", 0, -2, 2));
   s.frequency_penalty = float(fields.number("frequency_penalty", 0, -2, 2));
 }

@@ -61,6 +61,9 @@ Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& 
   if (!flags.chat_template.empty()) {
     Result<std::string> file = read_file(flags.chat_template);
     if (!file) return file.error();
+    if (file->empty())
+      return Error{Error::invalid_argument,
+                   fmt::format("{}: is empty; give a Jinja template", flags.chat_template), "chat-template"};
     source = *std::move(file);
   }
   return make_chat_renderer(source, flags.chat_template.empty() ? "chat template" : flags.chat_template,

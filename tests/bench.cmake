@@ -5,7 +5,7 @@ endforeach()
 
 # The scripts over replay, as far as they need no more than Python and the program.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-foreach(script gpu_load calibrate)
+foreach(script gpu_load calibrate script_inputs)
   add_test(NAME ${script}_script
            COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
   set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 300)

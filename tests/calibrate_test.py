@@ -151,7 +151,7 @@ class Fit(unittest.TestCase):
             self.assertAlmostEqual(late_ms, expected * among * next_us / len(requests) / 1e3, delta=0.02 * next_us / 1e3)
 
     def test_flags_of_the_device_are_not_simulated(self):
-        flags = ["--device", "cuda", "--model", "m", "--dtype", "bfloat16", "--gemm-cache=x", "--concurrency", "3"]
+        flags = ["--device", "cuda", "--model", "m", "--dtype", "bfloat16", "--gemm-cache=x", "--gpu-memory-utilization", "0.8", "--concurrency", "3"]
         for given in (flags, [*flags[:4], "--dtype=bfloat16", *flags[6:]]):
             simulated = calibrate.simulated_flags(given, self.model, self.logs[0])
             self.assertEqual(simulated[:4], ["--concurrency", "3", "--device", "sim"])

@@ -77,9 +77,9 @@ struct ModelConfig {
 // `unsupported`.
 Result<ModelConfig> load_model_config(const std::filesystem::path& folder, int max_model_len = 0);
 
-// The same from texts. `generation_json` empty: there is no generation_config.json.
-Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_json,
-                                       int max_model_len = 0);
+// The same from texts. `generation_json` nullopt: there is no generation_config.json.
+Result<ModelConfig> parse_model_config(std::string_view config_json,
+                                       std::optional<std::string_view> generation_json, int max_model_len = 0);
 
 // Shapes without a checkpoint, for Model::dummy. not_found lists the names.
 Result<ModelConfig> builtin_model_config(std::string_view name);

@@ -298,9 +298,9 @@ std::optional<T> optional_number(const Json& object, const char* key, Status& er
   return std::nullopt;
 }
 
-Status parse_generation(std::string_view text, ModelConfig& model) {
-  if (text.empty()) return {};
-  const Result<Json> parsed = parse_json(text);
+Status parse_generation(std::optional<std::string_view> text, ModelConfig& model) {
+  if (!text) return {};
+  const Result<Json> parsed = parse_json(*text);
   if (!parsed || !parsed->is_object())
     return Error{Error::invalid_argument,
                  "generation_config.json: " + (parsed ? "must be a JSON object" : parsed.error().message),
@@ -343,8 +343,8 @@ std::string_view architecture_name(Architecture architecture) {
   return "?";
 }
 
-Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_json,
-                                       int max_model_len) {
+Result<ModelConfig> parse_model_config(std::string_view config_json,
+                                       std::optional<std::string_view> generation_json, int max_model_len) {
   const Result<Json> config = parse_json(config_json);
   if (!config) return Error{config.error().code, "config.json: " + config.error().message, {}};
   if (!config->is_object()) return Error{Error::invalid_argument, "config.json: must be a JSON object", {}};
@@ -370,7 +370,7 @@ Result<ModelConfig> load_model_config(const std::filesystem::path& folder, int m
   constexpr size_t kMaxBytes = size_t(16) << 20;
   const Result<std::string> config = read_file(folder / "config.json", kMaxBytes);
   if (!config) return config.error();
-  std::string generation;
+  std::optional<std::string> generation;
   if (std::filesystem::exists(folder / "generation_config.json")) {
     Result<std::string> text = read_file(folder / "generation_config.json", kMaxBytes);
     if (!text) return text.error();

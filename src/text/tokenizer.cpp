@@ -14,10 +14,19 @@ Error in_file(const std::filesystem::path& path, Error error) {
   return error;
 }
 
-// The file's text, or `absent` when there is no such file.
-Result<std::string> read_optional(const std::filesystem::path& path, std::string absent) {
+// The file's text, nullopt when there is no such file.
+Result<std::optional<std::string>> read_optional(const std::filesystem::path& path) {
   Result<std::string> text = read_file(path);
-  if (!text && text.error().code == Error::not_found) return absent;
+  if (text) return std::optional(*std::move(text));
+  if (text.error().code == Error::not_found) return std::optional<std::string>();
+  return text.error();
+}
+
+// The text of chat_template.jinja. An empty one would render every chat as nothing.
+Result<std::optional<std::string>> read_template(const std::filesystem::path& path) {
+  Result<std::optional<std::string>> text = read_optional(path);
+  if (text && *text && (*text)->empty())
+    return in_file(path, {Error::invalid_argument, "is empty; fetch it again, or remove it", {}});
   return text;
 }
 
@@ -76,17 +85,18 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_folder) {
   const std::filesystem::path config_file = model_folder / "tokenizer_config.json";
   const Result<std::string> text = read_file(file);
   if (!text) return text.error();
-  const Result<std::string> config_text = read_optional(config_file, "{}");
+  const Result<std::optional<std::string>> config_text = read_optional(config_file);
   if (!config_text) return config_text.error();
-  const Result<std::string> chat_template = read_optional(model_folder / "chat_template.jinja", "");
+  const Result<std::optional<std::string>> chat_template = read_template(model_folder / "chat_template.jinja");
   if (!chat_template) return chat_template.error();
 
-  const Result<SortedJson> tokenizer = parse_sorted_json(*text), config = parse_sorted_json(*config_text);
+  const Result<SortedJson> tokenizer = parse_sorted_json(*text),
+                           config = parse_sorted_json(config_text->value_or("{}"));
   if (!tokenizer) return in_file(file, tokenizer.error());
   if (!config) return in_file(config_file, config.error());
   Result<TokenizerData> data = load_tokenizer_data(*tokenizer, *config);
   if (!data) return in_file(model_folder, data.error());
-  if (!chat_template->empty()) data->chat_template = *chat_template;
+  if (*chat_template) data->chat_template = **chat_template;
   return Tokenizer(std::make_shared<const TokenizerData>(std::move(*data)));
 }
 

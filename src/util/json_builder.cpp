@@ -51,10 +51,16 @@ bool JsonBuilder::key(string_t& name) {
   return true;
 }
 
-bool JsonBuilder::too_many_members() {
+// The member of the whole that is being read.
+void JsonBuilder::name_field() {
   const Open& whole = open_.front();
-  if (whole.is_object && open_.size() > 1) field_ = whole.members[whole.place].first;
-  if (field_.size() > kMostFieldBytes) field_.clear();
+  if (!whole.is_object || whole.members.empty()) return;
+  const std::string& name = whole.members[whole.place].first;
+  if (name.size() <= kMostFieldBytes) field_ = name;
+}
+
+bool JsonBuilder::too_many_members() {
+  if (open_.size() > 1) name_field();
   const char* holds = open_.size() == 2 ? "has" : "holds an object with";
   fault_ = field_.empty() ? fmt::format("a JSON object has more than {0} members; at most {0} are allowed",
                                         kMaxJsonMembers)
@@ -81,7 +87,10 @@ bool JsonBuilder::end_array() {
 }
 
 bool JsonBuilder::parse_error(size_t, const std::string&, const nlohmann::json::exception& fault) {
-  fault_ = fmt::format("not valid JSON: {}", fault.what());
+  // A number beyond the largest double is the one error that is not of the text, so that its member is known.
+  if (dynamic_cast<const nlohmann::json::out_of_range*>(&fault) && !open_.empty()) name_field();
+  fault_ = field_.empty() ? fmt::format("not valid JSON: {}", fault.what())
+                          : fmt::format("'{}' holds a number that is out of range: {}", field_, fault.what());
   return false;
 }
 

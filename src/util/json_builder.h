@@ -50,6 +50,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   bool open(bool is_object);
   bool add(Json value);
   bool too_many_members();
+  void name_field();
 
   std::vector<Open> open_;
   Json whole_;

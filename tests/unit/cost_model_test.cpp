@@ -211,24 +211,76 @@ TEST(CostModelFile, RefusesWhatMakesNoSense) {
     file[section][key] = std::move(value);
     return file;
   };
-  expect_refused(changed("step", "fixed_us", -1), "must be >= 0, got -1");
+  expect_refused(changed("step", "fixed_us", -1), "'fixed_us' must be 0 to 60000000 us, got -1");
   expect_refused(changed("step", "fixed_us", "1"), "must be a number");
   for (const Json& count : {Json(0), Json(3), Json(1.5), Json("2")})
     expect_refused(changed("step", "steps_in_flight", count), "'steps_in_flight' must be 1 to 2: 1, or 2 if");
   expect_refused(changed("step", "per_sequence_us", 1), "section 'step' has a member that is none of");
-  expect_refused(changed("decode_attention", "bytes_per_us", 0), "must be > 0");
+  expect_refused(changed("decode_attention", "bytes_per_us", 0),
+                 "'bytes_per_us' must be 1 to 1000000000000 bytes/us, got 0");
   expect_refused(changed("forward", "graph_sizes", {2, 2}), "must ascend");
-  expect_refused(changed("forward", "graph_sizes", {0}), "token counts >= 1");
+  expect_refused(changed("forward", "graph_sizes", {0}), "token counts from 1 to 16777216, has 0");
   expect_refused(changed("forward", "tokens_us", Json::array()), "needs a point");
   expect_refused(changed("forward", "tokens_us", Json::array({{5, 1}, {1, 2}})), "must ascend");
   expect_refused(changed("forward", "tokens_us", Json::array({{1, 2}, {5, 1}})), "not descend");
   expect_refused(changed("forward", "tokens_us", Json::array({{1, 2, 3}})), "must hold");
+  expect_refused(
+      changed("kv", "base_bytes_per_token", 1024),
+      "section 'kv' 'base_bytes_per_token' must be less than 'target_bytes_per_token', which is 1024");
   expect_refused(changed("kv", "source", ""), "where its figures come from");
   Json unknown = valid_file();
   unknown["decode"] = Json::object();
   expect_refused(unknown, "'decode' is no part of a cost model");
   EXPECT_FALSE(bool(parse_cost_model("{")));
   EXPECT_FALSE(bool(parse_cost_model("[]")));
+}
+
+// Whatever number stands in a file: it is refused by name and value, or every price is small enough to add up.
+TEST(CostModelFile, NoFigureMakesTimesThatDoNotFit) {
+  StepWork work{.num_demoted_pairs = 1 << 16, .num_promoted_pairs = 1 << 16};
+  work.chunks.assign(1024, {.num_tokens = 1, .kv_len = 1 << 20, .num_base_pairs = 1 << 10});
+  work.chunks.push_back({.num_tokens = 1 << 20, .kv_len = 1 << 24});
+  const Json valid = valid_file();
+  int accepted = 0, refused = 0;
+  for (const double value : {-1.0, -0.0, 0.0, 5e-324, 1e-308, 1e-12, 1e-6, 0.5, 1.5, 900.0, 1e9, 1e15, 1e18,
+                             0x1p63, 0x1p64, 1e30, 1e308})
+    for (const auto& [section, figures] : valid.items()) {
+      if (!figures.is_object()) continue;
+      for (const auto& [key, old] : figures.items()) {
+        if (!old.is_number_float() && !old.is_number_integer()) continue;
+        SCOPED_TRACE(section + "." + key + " " + std::to_string(value));
+        Json file = valid_file();
+        file[section][key] = value;
+        const Result<CostModel> model = parse_cost_model(file.dump());
+        if (!model) {
+          ++refused;
+          EXPECT_NE(model.error().message.find("section '" + section + "' '" + key + "' must be "),
+                    std::string::npos)
+              << model.error().message;
+          EXPECT_NE(model.error().message.find(", got "), std::string::npos) << model.error().message;
+          continue;
+        }
+        ++accepted;
+        const double us = step_us(*model, work);
+        EXPECT_TRUE(us >= 0 && us < 0x1p61) << us;
+        EXPECT_GE(model->pages_in(size_t(1) << 50), 1);
+        EXPECT_GE(model->slot_bytes(HostContent::low_planes), 1u);
+      }
+    }
+  EXPECT_GT(accepted, 20);
+  EXPECT_GT(refused, 100);
+}
+
+TEST(CostModelFile, APointOfATableIsRefusedAsAFigureIs) {
+  for (const Json& point :
+       {Json({1e18, 5}), Json({3, 1e18}), Json({3, -1}), Json({3, 1e308}), Json({"3", 1})}) {
+    for (const char* section : {"forward", "all_reduce"}) {
+      Json file = valid_file();
+      file[section]["tokens_us"] = Json::array({point});
+      expect_refused(
+          file, "must hold [tokens from 1 to 16777216, microseconds from 0 to 60000000], has " + point.dump());
+    }
+  }
 }
 
 TEST(CostModelFile, ComesByNameOrByPath) {
@@ -241,6 +293,9 @@ TEST(CostModelFile, ComesByNameOrByPath) {
   const Result<CostModel> broken = load_cost_model(path);
   ASSERT_FALSE(bool(broken));
   EXPECT_NE(broken.error().message.find(path), std::string::npos);
+  const Result<CostModel> folder = load_cost_model(testing::TempDir() + "/");
+  ASSERT_FALSE(bool(folder));
+  EXPECT_EQ(folder.error().param, "cost-model");
   const Result<CostModel> unknown = load_cost_model("h100");
   ASSERT_FALSE(bool(unknown));
   EXPECT_EQ(unknown.error().code, Error::not_found);

@@ -230,6 +230,14 @@ TEST(Flags, WhatIsWrongInAConfigFileIsNamed) {
     EXPECT_EQ(line.exit_code, 2) << text;
     EXPECT_NE(line.text.find(name), std::string::npos) << line.text;
   }
+  for (const auto& [text, name] : {std::pair("foo = 3\n", "'foo'"), std::pair("[part]\nport = 3\n", "'[part]'"),
+                                   std::pair("garbage\n", "'garbage'")}) {
+    const ConfigFile file(text);
+    const CommandLine line = parse({"serve", "m", "--config", file.path()});
+    EXPECT_EQ(line.exit_code, 2);
+    EXPECT_NE(line.text.find(std::string(file.path()) + ": " + name + " is no flag"), std::string::npos)
+        << line.text;
+  }
   const CommandLine missing = parse({"serve", "m", "--config", "/does/not/exist.ini"});
   EXPECT_FALSE(missing.serve);
   EXPECT_NE(missing.text.find("/does/not/exist.ini"), std::string::npos) << missing.text;

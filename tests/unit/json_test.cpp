@@ -61,6 +61,23 @@ TEST(Json, RefusesTooManyMembersOfOneObjectOnly) {
   EXPECT_TRUE(bool(parse_sorted_json(object_of(100000))));
 }
 
+TEST(Json, TheFieldOfANumberBeyondRangeIsNamed) {
+  const auto error = [](const char* text) {
+    const Result<Json> refused = parse_json(text);
+    EXPECT_FALSE(bool(refused)) << text;
+    return refused ? Error() : refused.error();
+  };
+  EXPECT_EQ(error(R"({"n":1,"max_tokens":1e400})").param, "max_tokens");
+  EXPECT_EQ(
+      error(R"({"n":1,"max_tokens":1e400})").message.find("'max_tokens' holds a number that is out of range"),
+      0u);
+  EXPECT_EQ(error(R"({"n":{"x":2},"logit_bias":{"1":[-1e400]}})").param, "logit_bias");
+  for (const char* other : {"1e400", "[1e400]", R"({"n":1,"max_tokens":1f})", R"({"n":1,"m)", R"({"n":})"}) {
+    EXPECT_EQ(error(other).param, "") << other;
+    EXPECT_EQ(error(other).message.find("not valid JSON: "), 0u) << error(other).message;
+  }
+}
+
 TEST(Json, TheFieldWithTooManyMembersIsNamed) {
   const std::string full = object_of(kMaxJsonMembers + 1);
   const auto error = [&](std::string before, const char* after) {  // of what has the full object in the middle

@@ -1,4 +1,6 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -31,7 +33,8 @@ std::string config_of(const std::string& architecture, const char* patch = "{}")
   return dump_json(config);
 }
 
-ModelConfig good(const std::string& config, std::string_view generation = "", int max_model_len = 0) {
+ModelConfig good(const std::string& config, std::optional<std::string_view> generation = {},
+                 int max_model_len = 0) {
   const Result<ModelConfig> model = parse_model_config(config, generation, max_model_len);
   if (!model) {
     ADD_FAILURE() << model.error().message;
@@ -41,7 +44,7 @@ ModelConfig good(const std::string& config, std::string_view generation = "", in
 }
 
 void expect_error(const std::string& config, Error::Code code, std::string_view words, int max_model_len = 0) {
-  const Result<ModelConfig> model = parse_model_config(config, "", max_model_len);
+  const Result<ModelConfig> model = parse_model_config(config, {}, max_model_len);
   ASSERT_FALSE(model) << "accepted, expected: " << words;
   EXPECT_EQ(model.error().code, code) << model.error().message;
   EXPECT_EQ(model.error().message.find("config.json: "), 0u) << model.error().message;
@@ -215,7 +218,7 @@ TEST(ModelConfig, GenerationDefaults) {
   const ModelConfig m = good(config, R"({"temperature":0.6,"top_p":0.9,"top_k":20,"repetition_penalty":1.05,
       "min_p":0.1,"max_new_tokens":512,"do_sample":true})");
   EXPECT_EQ(m.generation, (GenerationDefaults{0.6, 0.9, 0.1, 1.05, 20, 512}));
-  for (const char* bad : {R"({"temperature":"hot"})", R"({"top_k":1.5})", "[]", "{"}) {
+  for (const char* bad : {R"({"temperature":"hot"})", R"({"top_k":1.5})", "[]", "{", ""}) {
     const Result<ModelConfig> refused = parse_model_config(config, bad);
     ASSERT_FALSE(refused) << bad;
     EXPECT_EQ(refused.error().message.find("generation_config.json: "), 0u) << refused.error().message;
@@ -251,7 +254,7 @@ TEST(ModelConfig, SlidingWindowIsRefusedWhereItMatters) {
   const std::string mistral = config_of("MistralForCausalLM", R"({"sliding_window":8})");
   expect_error(mistral, Error::unsupported, "--max-model-len 8");
   expect_error(mistral, Error::unsupported, refused_as, 9);
-  EXPECT_EQ(good(mistral, "", 8).layers, 2);
+  EXPECT_EQ(good(mistral, {}, 8).layers, 2);
   EXPECT_EQ(good(config_of("MistralForCausalLM", R"({"sliding_window":128})")).layers, 2);
   std::string with_null =
       config_of("MistralForCausalLM", R"({"sliding_window":null,"max_position_embeddings":32768})");
@@ -271,6 +274,19 @@ TEST(ModelConfig, ReadsAFolder) {
   ASSERT_FALSE(absent);
   EXPECT_EQ(absent.error().code, Error::not_found);
   EXPECT_NE(absent.error().message.find("/nonexistent/model/config.json"), std::string::npos);
+}
+
+TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("ekv_config_{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "config.json") << config_of("LlamaForCausalLM");
+  EXPECT_TRUE(load_model_config(folder));
+  std::ofstream(folder / "generation_config.json") << "";
+  const Result<ModelConfig> empty = load_model_config(folder);
+  ASSERT_FALSE(empty);
+  EXPECT_NE(empty.error().message.find((folder / "generation_config.json").string()), std::string::npos)
+      << empty.error().message;
+  std::filesystem::remove_all(folder);
 }
 
 TEST(ModelConfig, BuiltInShapesHaveTheirPublishedSizes) {

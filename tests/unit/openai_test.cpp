@@ -110,6 +110,16 @@ TEST(Completion, BadPromptsNameTheField) {
   }
 }
 
+TEST(Request, WhatRoundsToZeroIsToldWhatIsTheLeast) {
+  for (const char* key : {"top_p", "repetition_penalty"}) {
+    const Result<ApiRequest> refused = parse_completion(with(kCompletion, key, 1e-300), limits());
+    ASSERT_FALSE(refused) << key;
+    EXPECT_NE(refused.error().message.find("must be greater than 0, 1.4013e-45 or more"), std::string::npos)
+        << refused.error().message;
+    EXPECT_TRUE(parse_completion(with(kCompletion, key, 1.4013e-45), limits())) << key;
+  }
+}
+
 TEST(Request, EveryBadFieldIsNamed) {
   const BadField both[] = {{"temperature", "-0.1"},
                            {"temperature", "2.1"},
@@ -133,6 +143,8 @@ TEST(Request, EveryBadFieldIsNamed) {
                            {"presence_penalty", "2.5"},
                            {"frequency_penalty", "-2.5"},
                            {"repetition_penalty", "0"},
+                           {"repetition_penalty", "1e-300"},
+                           {"top_p", "1e-320"},
                            {"stop", "[\"a\",\"b\",\"c\",\"d\",\"e\"]"},
                            {"stop", "\"\""},
                            {"stop", "[1]"},
@@ -386,6 +398,9 @@ TEST(EngineRequests, PromptsAtTheEdgeOfTheContext) {
     EXPECT_NE(error["message"].get<std::string>().find("100 tokens"), std::string::npos);
     EXPECT_NE(error["message"].get<std::string>().find(std::to_string(prompt)), std::string::npos);
     EXPECT_EQ(http_status(refused.error()), 400);
+    // What is wrong is that not one token fits, however many were asked for.
+    EXPECT_EQ(make(prompt, 2).error().message, refused.error().message);
+    EXPECT_NE(refused.error().message.find("at least 1 in the completion"), std::string::npos);
   }
 }
 

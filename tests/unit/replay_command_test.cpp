@@ -278,6 +278,14 @@ TEST(Replay, StepsInFlightAreThoseOfTheCostModelUnlessTheFlagIsGiven) {
   EXPECT_NE(hashes[0], hashes[1]);
 }
 
+TEST(Replay, ASyntheticLoadIsScaledByAnyNumber) {
+  const Ran scaled = run_json(
+      kSim + std::vector<std::string>{"--synthetic", "4:10:7", "--concurrency", "2", "--length-scale", "3"});
+  EXPECT_EQ(scaled.code, 0) << scaled.err;
+  EXPECT_EQ(scaled.result["input_tokens"], 4 * 4);
+  EXPECT_EQ(scaled.result["output_tokens"], 4 * 3);
+}
+
 TEST(Replay, BadInputIsNamedByItsFlag) {
   const std::string broken_model = write_trace("model.json", "{}"),
                     cut_trace = write_trace("cut.jsonl", "{\"timest");
@@ -305,6 +313,24 @@ TEST(Replay, BadInputIsNamedByItsFlag) {
       {kTrace + std::vector<std::string>{"--too-long", "skip"}, "--too-long"},
       {kTrace + std::vector<std::string>{"--max-model-len", "1"}, "--max-model-len"},
       {kSim + std::vector<std::string>{"--synthetic", "4:10"}, "--synthetic"},
+      {kSim + std::vector<std::string>{"--synthetic", "4:0:8", "--concurrency", "2"},
+       "--synthetic: \"4:0:8\" is not N:INPUT:OUTPUT, such as 600:4096:1024, with 1 to 10000000 requests and 1 "
+       "to"},
+      {kSim + std::vector<std::string>{"--synthetic", "10000001:1:1", "--concurrency", "2"},
+       "--synthetic: \"10000001:1:1\" is not"},
+      {closed + std::vector<std::string>{"--length-scale", "0"}, "--length-scale"},
+      {kTrace + std::vector<std::string>{"--length-scale", "3"}, "--length-scale: must divide the hash block"},
+      {closed + std::vector<std::string>{"--load-format", "dummy"},
+       "--load-format: the simulator has no weights"},
+      {closed + std::vector<std::string>{"--gpu-memory-utilization", "0.5"},
+       "--gpu-memory-utilization: the simu"},
+      {closed + std::vector<std::string>{"--url", "http://127.0.0.1:1"},
+       "--cost-model: is for an engine in this"},
+      {{"--synthetic", "4:10:2", "--url", "http://127.0.0.1:1", "--load-format", "auto"},
+       "--load-format: is for"},
+      {{"--synthetic", "4:10:2", "--url", "http://127.0.0.1:1", "--replicas", "2"}, "--replicas: is for"},
+      {{"--synthetic", "4:10:2", "--concurrency", "2", "--cost-model", "/tmp"},
+       "--cost-model: /tmp: not a regular"},
       {synthetic, "--concurrency"},
       {synthetic + std::vector<std::string>{"--concurrency", "0"}, "--concurrency"},
       {closed + std::vector<std::string>{"--replicas", "0"}, "--replicas"},

@@ -202,6 +202,32 @@ TEST(Report, CountsPeaksPerSecondAsVllmDoes) {
   EXPECT_EQ(report.peak_in_flight, 2);
 }
 
+// As the definition says, second by second, for spans that touch, enclose and leave each other.
+TEST(Report, RequestsOfASecondAreThoseThatTouchIt) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    std::vector<RequestRecord> records{reply(0, {1})};
+    for (int i = int(rng() % 20); i > 0; --i) {
+      const int64_t start_us = int64_t(rng() % 30) * 500'000;
+      records.push_back(reply(start_us, {start_us + int64_t(rng() % 12) * 500'000}));
+    }
+    int64_t most = 0;
+    for (int64_t second = 0; second < 30; ++second)
+      most = std::max(most, int64_t(std::ranges::count_if(records, [&](const RequestRecord& r) {
+                        return r.start_us / 1'000'000 <= second && second <= r.times.last_us() / 1'000'000;
+                      })));
+    EXPECT_EQ(make_report(records, {}).max_concurrent_requests, most);
+  }
+}
+
+TEST(Report, ARequestOfManyYearsIsCountedAtOnce) {
+  const int64_t years_us = 4'000'000'000'000'000'000;
+  const Report report = make_report(std::vector{reply(0, {years_us, years_us + 1}), reply(5, {7})}, {});
+  EXPECT_EQ(report.max_concurrent_requests, 2);
+  EXPECT_EQ(report.max_output_tokens_per_s, 2);
+}
+
 TEST(Report, PeakInFlightOfAClosedLoopIsItsConcurrency) {
   std::vector<RequestRecord> records;
   for (int i = 0; i < 30; ++i) records.push_back(reply(i / 3 * 100'000, {i / 3 * 100'000 + 100'000}));
@@ -270,6 +296,8 @@ TEST(Report, SumsExposureAndPreemptionsOverRequests) {
   records[0].base_pairs_seen = 30;
   records[0].pairs_seen = 100;
   records[1].pairs_seen = 50;
+  EXPECT_TRUE(report_json(make_report(records, {}))["preemptions"].is_null());
+  EXPECT_NE(report_table(make_report(records, {})).find("- preemptions"), std::string::npos);
   records[0].preemptions = 2;
   records[2].preemptions = 1;
   const Json json = report_json(make_report(records, {}));

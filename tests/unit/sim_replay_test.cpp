@@ -101,6 +101,42 @@ TEST(SimReplay, AnIdleEngineSleepsUntilTheNextArrival) {
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(b[i] - a[i], 3'600'000'000) << "an hour later the same happens";
 }
 
+void expect_refused(const ReplayLoad& load, const Sim& sim, const std::string& words) {
+  const Result<ReplayResult> result = run_sim(load, sim.model, sim.replicas, sim.options);
+  ASSERT_FALSE(bool(result)) << words;
+  EXPECT_NE(result.error().message.find(words), std::string::npos) << result.error().message;
+}
+
+TEST(SimReplay, ASeriesOfMoreThanAMillionRowsIsRefused) {
+  ReplayLoad load = synthetic_load(2, 10, 3);
+  Sim sim = simulated();
+  sim.options.series_period_us = 1000;
+  load.requests[1].arrival_us = 900'000'000;
+  EXPECT_GT(run(load, sim).series.size(), 900'000u);
+  load.requests[1].arrival_us = 900'000'000'000'000;
+  expect_refused(load, sim,
+                 "900000000 s of the replay --time-series would have more than 1000000 rows with "
+                 "--series-period 0.001");
+  load.requests[1].num_prompt = sim.options.engine.max_model_len;  // refused, without a step
+  expect_refused(load, sim, "--time-series");
+  sim.options.series_period_us = 1'000'000'000;
+  EXPECT_GT(run(load, sim).series.size(), 900'000u);
+}
+
+TEST(SimReplay, TimeEndsBeforeItsNumbersDo) {
+  Sim sim = simulated();
+  sim.model.step_fixed_us = 1e18;
+  expect_refused(synthetic_load(1, 10, 100), sim,
+                 "the times of the cost model or of the trace cannot be meant");
+}
+
+TEST(SimReplay, APoolOfTooManyPagesIsRefused) {
+  Sim sim = simulated();
+  sim.options.engine.kv.num_pages = 0;
+  sim.options.engine.kv.pool_bytes = size_t(1) << 50;
+  expect_refused(synthetic_load(1, 10, 1), sim, "at most 16777216 are simulated");
+}
+
 TEST(SimReplay, AnArrivalDuringAStepWaitsForItsEnd) {
   ReplayLoad load = synthetic_load(2, 2000, 3);
   load.requests[1].arrival_us = 1;

@@ -1,6 +1,7 @@
 #include "backend/sim/cost_model.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "elastickv/kv_layout.h"
 
@@ -29,7 +30,9 @@ size_t CostModel::slot_bytes(HostContent content) const {
   const double less = content == HostContent::low_planes ? base_bytes_per_token : 0;
   return size_t(kPairTokens * (target_bytes_per_token - less));
 }
-int CostModel::pages_in(size_t pool_bytes) const { return int(double(pool_bytes) / page_bytes()); }
+int CostModel::pages_in(size_t pool_bytes) const {
+  return int(std::min(double(pool_bytes) / page_bytes(), double(std::numeric_limits<int>::max())));
+}
 
 double forward_us(const CostModel& model, int num_tokens) {
   return interpolate(model.forward, padded(model, num_tokens));

@@ -71,7 +71,8 @@ struct CostModel {
 
   double page_bytes() const;                     // a TARGET block
   size_t slot_bytes(HostContent content) const;  // of a pair: its low plane, or all of it
-  // Pages that fit; the tail of a kernel slot is left out, as in the engines whose runs the models describe.
+  // Pages that fit, 2^31 - 1 at most; the tail of a kernel slot is left out, as in the engines whose runs the
+  // models describe.
   int pages_in(size_t pool_bytes) const;
 };
 
@@ -83,8 +84,8 @@ double all_reduce_us(const CostModel& model, int num_tokens);  // the same
 double prefill_attention_us(const CostModel& model, const ChunkWork& chunk);
 double decode_attention_us(const CostModel& model, std::span<const ChunkWork> chunks);
 
-// Every section must be there and say its source; unknown members, negative or non-finite figures, unsorted
-// tables are errors that name section and member.
+// Every section must be there and say its source; unknown members, figures outside of the range of their kind
+// and unsorted tables are errors that name section, member, value and range.
 Result<CostModel> parse_cost_model(std::string_view json);
 // A shipped name, or the path of a file; a path has a '/' or ends in .json.
 Result<CostModel> load_cost_model(const std::string& name_or_file);

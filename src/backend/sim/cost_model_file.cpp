@@ -17,6 +17,20 @@ namespace {
 
 constexpr size_t kMaxFileBytes = size_t(1) << 20;
 
+// What a kind of figure may be. Each bound is a hundred times and more from what any machine was measured at,
+// and together they keep every step of every load far below 2^63 us: a slip of units is refused here and not
+// simulated.
+struct Range {
+  double least, most;
+  const char* unit = "";
+};
+constexpr Range kTime = {0, 6e7, " us"};                // a minute, of a step, sequence, chunk, pair or copy
+constexpr Range kTimePerKey = {0, 10, " us"};           // a chunk has up to 10^14 of them
+constexpr Range kBandwidth = {1, 1e12, " bytes/us"};    // 1 MB/s
+constexpr Range kTokenBytes = {64, 1 << 26, " bytes"};  // of all layers; 4.7 MB with 96 layers of 96 heads
+constexpr Range kFactor = {0.01, 100};
+constexpr int kMostTokens = 1 << 24;  // that --max-num-batched-tokens takes
+
 // Reads one section and remembers the first thing that is wrong with it.
 class Section {
  public:
@@ -36,26 +50,28 @@ class Section {
       fail(fmt::format("has a member that is none of: source{}", used_));
   }
 
-  void read(const char* key, double& out, bool may_be_zero = true) {
+  void read(const char* key, double& out, const Range& range) {
     const Json& value = use(key);
     if (error_) return;
     if (!value.is_number()) return fail(fmt::format("'{}' must be a number", key));
     out = value.get<double>();
-    if (!std::isfinite(out) || out < 0 || (out == 0 && !may_be_zero))
-      fail(fmt::format("'{}' must be {}, got {}", key, may_be_zero ? ">= 0" : "> 0", out));
+    if (!in(range, out))
+      fail(fmt::format("'{}' must be {} to {}{}, got {}", key, range.least, range.most, range.unit, out));
   }
 
   void read(const char* key, int& out, int least, int most, const char* meaning) {
     const Json& value = use(key, meaning);
     if (error_) return;
     if (!value.is_number_integer() || value < least || value > most)
-      return fail(fmt::format("'{}' must be {} to {}{}", key, least, most, meaning));
+      return fail(fmt::format("'{}' must be {} to {}{}, got {}", key, least, most, meaning, shown(value)));
     out = value.get<int>();
   }
 
   void read(const char* key, std::vector<int>& out) {
     for (const Json& value : list(key)) {
-      if (!is_count(value)) return fail(fmt::format("'{}' must hold token counts >= 1", key));
+      if (!is_count(value))
+        return fail(
+            fmt::format("'{}' must hold token counts from 1 to {}, has {}", key, kMostTokens, shown(value)));
       out.push_back(value.get<int>());
       if (out.size() > 1 && out.back() <= out[out.size() - 2])
         return fail(fmt::format("'{}' must ascend", key));
@@ -65,8 +81,9 @@ class Section {
   void read(const char* key, std::vector<TokensPoint>& out) {
     for (const Json& value : list(key)) {
       const bool pair = value.is_array() && value.size() == 2 && is_count(value[0]) && value[1].is_number();
-      if (!pair || !(value[1].get<double>() >= 0))
-        return fail(fmt::format("'{}' must hold [tokens >= 1, microseconds >= 0]", key));
+      if (!pair || !in(kTime, value[1].get<double>()))
+        return fail(fmt::format("'{}' must hold [tokens from 1 to {}, microseconds from 0 to {}], has {}", key,
+                                kMostTokens, kTime.most, shown(value)));
       out.push_back({.tokens = value[0].get<int>(), .us = value[1].get<double>()});
       if (out.size() < 2) continue;
       const TokensPoint& before = out[out.size() - 2];
@@ -77,7 +94,13 @@ class Section {
 
  private:
   static bool is_count(const Json& value) {
-    return value.is_number_integer() && value.get<int64_t>() >= 1 && value.get<int64_t>() < (int64_t(1) << 30);
+    return value.is_number_integer() && value.get<int64_t>() >= 1 && value.get<int64_t>() <= kMostTokens;
+  }
+  static bool in(const Range& range, double value) { return value >= range.least && value <= range.most; }
+  static std::string shown(const Json& value) {
+    constexpr size_t kMostBytes = 60;
+    const std::string text = dump_json(value);
+    return text.size() <= kMostBytes ? text : value.type_name();
   }
   const Json& use(const char* key, const char* meaning = "") {
     used_ += fmt::format(", {}", key);
@@ -107,14 +130,20 @@ class Section {
 
 void read_kv(const Json& file, CostModel& model, Status& error) {
   Section kv(file, "kv", error);
-  kv.read("target_bytes_per_token", model.target_bytes_per_token, false);
-  kv.read("base_bytes_per_token", model.base_bytes_per_token, false);
+  kv.read("target_bytes_per_token", model.target_bytes_per_token, kTokenBytes);
+  kv.read("base_bytes_per_token", model.base_bytes_per_token, kTokenBytes);
+  if (!error && model.base_bytes_per_token >= model.target_bytes_per_token)
+    error = Error{Error::invalid_argument,
+                  fmt::format("section 'kv' 'base_bytes_per_token' must be less than 'target_bytes_per_token', "
+                              "which is {}, got {}: BASE is what is left of TARGET without the low bytes",
+                              model.target_bytes_per_token, model.base_bytes_per_token),
+                  "cost-model"};
 }
 
 void read_step(const Json& file, CostModel& model, Status& error) {
   Section step(file, "step", error);
-  step.read("fixed_us", model.step_fixed_us);
-  step.read("per_seq_us", model.step_per_seq_us);
+  step.read("fixed_us", model.step_fixed_us, kTime);
+  step.read("per_seq_us", model.step_per_seq_us, kTime);
   step.read("steps_in_flight", model.steps_in_flight, 1, kMostStepsInFlight,
             ": 1, or 2 if its times are of a run with --async-scheduling");
 }
@@ -129,22 +158,22 @@ void read_forward(const Json& file, CostModel& model, Status& error) {
 
 void read_attention(const Json& file, CostModel& model, Status& error) {
   Section prefill(file, "prefill_attention", error);
-  prefill.read("per_chunk_us", model.prefill_per_chunk_us);
-  prefill.read("per_key_us", model.prefill_per_key_us);
+  prefill.read("per_chunk_us", model.prefill_per_chunk_us, kTime);
+  prefill.read("per_key_us", model.prefill_per_key_us, kTimePerKey);
   Section decode(file, "decode_attention", error);
-  decode.read("fixed_us", model.decode_fixed_us);
-  decode.read("target_factor", model.decode_target_factor, false);
-  decode.read("base_factor", model.decode_base_factor, false);
-  decode.read("bytes_per_us", model.decode_bytes_per_us, false);
+  decode.read("fixed_us", model.decode_fixed_us, kTime);
+  decode.read("target_factor", model.decode_target_factor, kFactor);
+  decode.read("base_factor", model.decode_base_factor, kFactor);
+  decode.read("bytes_per_us", model.decode_bytes_per_us, kBandwidth);
 }
 
 void read_transitions(const Json& file, CostModel& model, Status& error) {
   Section demotion(file, "demotion", error);
-  demotion.read("fixed_us", model.demotion_fixed_us);
-  demotion.read("per_pair_us", model.demotion_per_pair_us);
+  demotion.read("fixed_us", model.demotion_fixed_us, kTime);
+  demotion.read("per_pair_us", model.demotion_per_pair_us, kTime);
   Section promotion(file, "promotion", error);
-  promotion.read("fixed_us", model.promotion_fixed_us);
-  promotion.read("per_pair_us", model.promotion_per_pair_us);
+  promotion.read("fixed_us", model.promotion_fixed_us, kTime);
+  promotion.read("per_pair_us", model.promotion_per_pair_us, kTime);
 }
 
 void read_links(const Json& file, CostModel& model, Status& error) {
@@ -153,8 +182,8 @@ void read_links(const Json& file, CostModel& model, Status& error) {
   for (const auto& [name, link] :
        {std::pair("to_host", &model.to_host), std::pair("from_host", &model.from_host)}) {
     Section section(file, name, error);
-    section.read("bytes_per_us", link->bytes_per_us, false);
-    section.read("latency_us", link->latency_us);
+    section.read("bytes_per_us", link->bytes_per_us, kBandwidth);
+    section.read("latency_us", link->latency_us, kTime);
   }
 }
 
@@ -204,7 +233,7 @@ Result<CostModel> load_cost_model(const std::string& name_or_file) {
                              name_or_file, fmt::join(names, ", ")),
                  "cost-model"};
   Result<std::string> text = read_file(name_or_file, kMaxFileBytes);
-  if (!text) return text.error();
+  if (!text) return Error{text.error().code, text.error().message, "cost-model"};
   Result<CostModel> model = parse_cost_model(*text);
   if (model) return model;
   return Error{model.error().code, fmt::format("{}: {}", name_or_file, model.error().message), "cost-model"};
