@@ -75,7 +75,8 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
              "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false})";
   ServeFlags flags = tiny();
   flags.model = folder;
-  EXPECT_START(flags, too_early, kExitNotStarted, "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
+  EXPECT_START(flags, too_early, kExitNotStarted,
+               "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
   std::filesystem::remove_all(folder);
 }
 
