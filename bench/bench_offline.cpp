@@ -7,6 +7,7 @@
 #include <random>
 
 #include "backend/device.h"
+#include "backend/host_slots.h"
 #include "bench/command.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
@@ -210,6 +211,7 @@ Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFla
                                                            .base_fill = flags.base_fill,
                                                            .cuda_launch = flags.cuda_launch});
   if (!backend) return backend.error();
+  warn_of_no_host_memory(config->fidelity.policy, (*backend)->info().num_host_slots);
   EngineListener& listener = *made;
   made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);
   return made;

@@ -11,7 +11,10 @@ Result<Model> load_model(const OfflineModelFlags& flags) {
   const bool folder = std::filesystem::is_directory(flags.model);
   Result<ModelConfig> config = folder ? load_model_config(flags.model) : builtin_model_config(flags.model);
   if (!config) return config.error();
-  if (flags.load_format == "dummy") return Model::dummy(*std::move(config), flags.seed);
+  if (flags.load_format == "dummy") {
+    if (Status large = check_dummy_memory(*config)) return *std::move(large);
+    return Model::dummy(*std::move(config), flags.seed);
+  }
   if (folder) return Model::load(flags.model, *std::move(config));
   return Error{Error::invalid_argument,
                fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backend/device.h"
+#include "backend/host_slots.h"
 #include "bench/command.h"
 #include "bench/sim_replay.h"
 
@@ -185,6 +186,7 @@ Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& tr
                                                            .base_fill = flags.model.base_fill,
                                                            .cuda_launch = flags.model.cuda_launch});
   if (!backend) return backend.error();
+  warn_of_no_host_memory(engine->fidelity.policy, (*backend)->info().num_host_slots);
   const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
   std::vector<ReplayDevice> devices;
   devices.push_back({std::make_unique<RealReplayClock>(), *std::move(backend)});

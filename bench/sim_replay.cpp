@@ -50,6 +50,8 @@ Result<ReplayResult> run_sim(const ReplayLoad& load, const CostModel& model, int
     if (!device) return device.error();
     devices.push_back(*std::move(device));
   }
+  if (!devices.empty())
+    warn_of_no_host_memory(options.engine.fidelity.policy, devices.front().backend->info().num_host_slots);
   return run_replay(load, std::move(devices), options);
 }
 

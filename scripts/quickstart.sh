@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 port=${1:-8000}
-[[ $port =~ ^[0-9]+$ ]] && ((port >= 1 && port <= 65535)) || { echo "quickstart: '$port' is not a port" >&2; exit 1; }
+[[ $port =~ ^[0-9]+$ ]] && ((port >= 1 && port <= 65535)) || { echo "quickstart: '$port' is not a port" >&2; exit 2; }
 
 scripts/setup.sh
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then

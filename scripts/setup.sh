@@ -3,13 +3,21 @@
 #   build/release/elastickv            the program, Release
 #   models/smollm2-135m-instruct       the default model
 #   .venv                              Python for scripts and tests; nothing at run time
-# Idempotent. Needs the network only for what is not there yet. Starts nothing.
+# Idempotent. Needs the network only for what is not there yet. Starts nothing. Exit code 2: a wrong argument.
 #   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+for argument; do
+  case $argument in
+    --dev) ;;
+    -h | --help) echo "usage: scripts/setup.sh [--dev]"; exit 0 ;;
+    *) printf "setup: unknown argument '%s'; usage: scripts/setup.sh [--dev]\n" "$argument" >&2; exit 2 ;;
+  esac
+done
 
 exec 9> .setup.lock
 flock -n 9 || { step "Another setup runs here; waiting for it"; flock 9; }

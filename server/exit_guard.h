@@ -31,6 +31,21 @@ class ExitGuard {
   std::thread thread_;
 };
 
+// While the server starts there is nobody to finish for, and no turn in which loading or building could be
+// asked to stop: one of `signals`, which every thread has blocked, says so in the log and ends the process with
+// 0.
+class StartGuard {
+ public:
+  explicit StartGuard(const sigset_t& signals);
+  ~StartGuard();  // the server has started, or failed to: signals wait for the next who asks for them
+  StartGuard(const StartGuard&) = delete;
+  StartGuard& operator=(const StartGuard&) = delete;
+
+ private:
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
 // Says why and ends the process with `code`, without destructors.
 [[noreturn]] void leave_as_it_is(const char* why, int code);
 

@@ -175,8 +175,8 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   RawFlags raw;
   serve.footer(
       "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, a stop took too long, or --step-log could "
-      "not "
-      "be written; 3 the device is lost or a step failed: start it again.");
+      "not be "
+      "written; 2 a flag is wrong; 3 the device is lost or a step failed: start it again.");
   serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
   serve.allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(serve, flags, raw);

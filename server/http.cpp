@@ -15,12 +15,13 @@
 #include "server/connection.h"
 #include "server/http_body.h"
 #include "server/http_head.h"
+#include "server/listen_socket.h"
 
 namespace ekv {
 namespace {
 
 constexpr std::chrono::milliseconds kHurriedGrace{1000};
-constexpr int kListenBacklog = 1024;  // the library's own backlog of 5 drops bursts of connections
+constexpr int kListenBacklog = 1024;
 
 // Runs jobs at once: the server makes a thread per connection itself, because it must know the socket to
 // refuse.
@@ -77,23 +78,20 @@ class HttpServer::Impl : public httplib::Server {
     set_post_routing_handler(
         [](const auto& request, auto& response) { set_connection_header(request, response); });
     set_payload_max_length(config_.max_body_bytes);
-    // The library's default, SO_REUSEPORT, would let a second server bind the same port and take half the
-    // clients.
-    set_socket_options([](socket_t socket) {
-      const int on = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    });
   }
   ~Impl() override { ::close(stop_event_); }
 
   Status open() {
-    port_ = config_.port == 0 ? bind_to_any_port(config_.host) : config_.port;
-    if (port_ <= 0 || (config_.port != 0 && !bind_to_port(config_.host, config_.port)))
-      return Error{Error::io,
-                   fmt::format("cannot listen on {}:{}: is the port taken, or the address not this machine's?",
-                               config_.host, config_.port),
-                   "port"};
-    ::listen(svr_sock_, kListenBacklog);
+    // Not the library's own, which keeps the cause of a failure to itself.
+    const Result<int> bound = bind_address(config_.host, config_.port);
+    if (!bound) return bound.error();
+    if (::listen(*bound, kListenBacklog) != 0) {
+      const Error error = address_error(config_.host, config_.port, errno);
+      ::close(*bound);
+      return error;
+    }
+    svr_sock_ = *bound;
+    port_ = port_of(*bound);
     return std::nullopt;
   }
 

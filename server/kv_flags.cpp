@@ -78,6 +78,23 @@ void add_thresholds(CLI::App& app, FidelityConfig& f) {
       ->capture_default_str();
 }
 
+// Flags that were given and that nobody reads with the others as they are.
+void warn_of_idle_flags(const CLI::App& app, const FidelityConfig& f) {
+  const auto idle = [&app](const char* flag, const char* beside, std::string_view value, const char* use) {
+    if (app.count(flag) > 0)
+      log_warn(fmt::format("{} has no effect with {} {}: it is for {}", flag, beside, value, use));
+  };
+  if (f.policy != KvPolicy::elastic) {
+    for (const char* flag : {"--demotion", "--demotion-watermark", "--promotion", "--kv-backing"})
+      idle(flag, "--kv-policy", name_of(f.policy), "--kv-policy elastic");
+    return;
+  }
+  if (f.demotion != DemotionMode::watermark)
+    idle("--demotion-watermark", "--demotion", name_of(f.demotion), "--demotion watermark");
+  if (f.demotion == DemotionMode::eager)
+    idle("--promotion", "--demotion", name_of(f.demotion), "--demotion shortage and watermark");
+}
+
 }  // namespace
 
 void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& raw) {
@@ -99,6 +116,7 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
 
 void finish_kv_flags(const CLI::App& app, const KvFlags& raw, EngineConfig& config) {
   config.fidelity.host_bytes = size_t(size_or_throw("--kv-host-bytes", raw.host_bytes, 0, int64_t(1) << 50));
+  warn_of_idle_flags(app, config.fidelity);
   if (raw.preset.empty()) return;
   const EngineConfig given = config;
   raw.preset == "modern" ? apply_preset_modern(config) : apply_preset_paper015(config);

@@ -17,7 +17,8 @@ struct KvFlags {
 
 // `config`, `fill` and `raw` outlive the parsing.
 void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& raw);
-// Applies the preset under the flags that were given, and the sizes. Throws CLI::ValidationError.
+// Applies the preset under the flags that were given, and the sizes; warns of flags without effect. Throws
+// CLI::ValidationError.
 void finish_kv_flags(const CLI::App& app, const KvFlags& raw, EngineConfig& config);
 
 }  // namespace ekv

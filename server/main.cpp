@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <new>
 #include <string_view>
 
 #include "bench/replay_command.h"
@@ -10,11 +11,27 @@
 #include "server/flags.h"
 #include "server/serve.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "bench") return ekv::bench_command(argc - 1, argv + 1);
   if (argc > 1 && std::string_view(argv[1]) == "replay") return ekv::replay(argc - 1, argv + 1);
   const ekv::CommandLine line = ekv::parse_command_line(argc, argv);
   if (line.serve) return ekv::serve(*line.serve);
   fmt::print(line.exit_code == 0 ? stdout : stderr, "{}", line.text);
   return line.exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs(
+        "out of memory: use a smaller model, a smaller --kv-cache-memory-bytes or --kv-host-bytes, or fewer "
+        "requests at once\n",
+        stderr);
+    return ekv::kExitNotStarted;
+  }
 }

@@ -178,6 +178,9 @@ void parse_kv_fidelity(JsonFields& fields, ApiRequest& request) {
   else if (tier != "elastic")
     inner.fail("tier", "must be 'exact', 'elastic' or 'best_effort'");
   request.max_base_fraction = inner.number("max_base_fraction", 1, 0, 1);
+  for (const auto& [key, value] : given.items())
+    if (key != "tier" && key != "max_base_fraction")
+      inner.fail(key.c_str(), "is unknown: the members are 'tier' and 'max_base_fraction'");
   request.reply.kv_fidelity = true;
   if (const Status& wrong = inner.error())
     fields.fail(("kv_fidelity." + wrong->param).c_str(), "is wrong: " + wrong->message);

@@ -10,12 +10,14 @@
 #include <filesystem>
 
 #include "backend/device.h"
+#include "backend/host_slots.h"
 #include "elastickv/backend.h"
 #include "elastickv/model.h"
 #include "elastickv/step_log.h"
 #include "elastickv/tokenizer.h"
 #include "server/chat_prompt.h"
 #include "server/exit_guard.h"
+#include "server/listen_socket.h"
 #include "server/service.h"
 #include "util/files.h"
 
@@ -48,12 +50,27 @@ Result<ModelConfig> read_config(const ServeFlags& flags) {
       "model"};
 }
 
+// What a built-in model lacks, which is a shape alone.
+Status check_parts(const ServeFlags& flags) {
+  if (is_folder(flags.model)) return std::nullopt;
+  if (flags.load_format != "dummy")
+    return Error{Error::invalid_argument,
+                 fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
+                 "load-format"};
+  if (!flags.tokenizer.empty()) return std::nullopt;
+  return Error{
+      Error::invalid_argument,
+      fmt::format("the built-in model '{}' has no tokenizer; add --tokenizer FOLDER, which may be that of "
+                  "another model with no more tokens in its vocabulary",
+                  flags.model),
+      "tokenizer"};
+}
+
+// After check_parts().
 Result<Model> load_weights(const ServeFlags& flags, ModelConfig config) {
-  if (flags.load_format == "dummy") return Model::dummy(std::move(config), flags.seed);
-  if (is_folder(flags.model)) return Model::load(flags.model, std::move(config));
-  return Error{Error::invalid_argument,
-               fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
-               "load-format"};
+  if (flags.load_format != "dummy") return Model::load(flags.model, std::move(config));
+  if (Status large = check_dummy_memory(config)) return *std::move(large);
+  return Model::dummy(std::move(config), flags.seed);
 }
 
 Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& tokenizer) {
@@ -76,17 +93,16 @@ size_t host_slot_bytes(const Loaded& loaded) {
   return whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
 }
 
-Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int max_model_len) {
+Result<ServedModel> describe(const ServeFlags& flags, const ModelConfig& config, int max_model_len) {
   Result<Tokenizer> tokenizer = Tokenizer::load(flags.tokenizer.empty() ? flags.model : flags.tokenizer);
   if (!tokenizer) return tokenizer.error();
-  if (tokenizer->vocab_size() > model.config().vocab)
+  if (tokenizer->vocab_size() > config.vocab)
     return Error{Error::invalid_argument,
                  fmt::format("the tokenizer has {} tokens, but the model has logits for {} only",
-                             tokenizer->vocab_size(), model.config().vocab),
+                             tokenizer->vocab_size(), config.vocab),
                  "tokenizer"};
   Result<RenderChat> render = load_chat_template(flags, *tokenizer);
   if (!render) return render.error();
-  const ModelConfig& config = model.config();
   ApiLimits limits{.model_names = flags.served_model_names,
                    .max_model_len = max_model_len,
                    .vocab_size = config.vocab,
@@ -107,6 +123,8 @@ Result<ServedModel> describe(const ServeFlags& flags, const Model& model, int ma
 Result<Loaded> load(const ServeFlags& flags) {
   Result<ModelConfig> config = read_config(flags);
   if (!config) return config.error();
+  if (Status lacking = check_parts(flags)) return *std::move(lacking);
+  if (Status taken = try_address(flags.http.host, flags.http.port)) return *std::move(taken);
   const Result<Device> device = choose_device(flags.device);
   if (!device) return device.error();
   if (Status wrong = check_device_flags(flags, *device)) return *std::move(wrong);
@@ -120,20 +138,13 @@ Result<Loaded> load(const ServeFlags& flags) {
   if (!context) return context.error();
   engine.max_model_len = *context;
   if (Status wrong = validate(engine)) return *std::move(wrong);
+  Result<ServedModel> served = describe(flags, *config, engine.max_model_len);
+  if (!served) return served.error();
   log_info(fmt::format("loading {} ({}, {:.0f} million parameters)", flags.model,
                        architecture_name(config->architecture), double(config->num_parameters()) / 1e6));
   Result<Model> model = load_weights(flags, *std::move(config));
   if (!model) return model.error();
-  Result<ServedModel> served = describe(flags, *model, engine.max_model_len);
-  if (!served) return served.error();
   return Loaded{*std::move(model), *std::move(served), engine, *device};
-}
-
-void warn_of_no_host_memory(KvPolicy policy, int slots) {
-  if (slots > 0 || (policy != KvPolicy::elastic && policy != KvPolicy::exact_offload)) return;
-  log_warn(fmt::format("--kv-policy {} has no room on the host and will {}; raise --kv-host-bytes",
-                       name_of(policy),
-                       policy == KvPolicy::elastic ? "halve no pair" : "keep nothing that is evicted"));
 }
 
 void report(const Loaded& loaded, const Backend& backend) {
@@ -282,7 +293,9 @@ Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pag
 int serve(const ServeFlags& flags, const MakeBackend& make) {
   raise_file_limit();
   share_arenas();
-  const Result<Loaded> loaded = load(flags);  // a signal ends the process at once: nobody is served yet
+  const sigset_t signals = block_signals();
+  std::optional<StartGuard> starting(std::in_place, signals);
+  const Result<Loaded> loaded = load(flags);
   if (!loaded) {
     log_error(loaded.error().message);
     return kExitNotStarted;
@@ -292,7 +305,6 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
     log_error(log.error().message);
     return kExitNotStarted;
   }
-  const sigset_t signals = block_signals();
   Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
                                                   {.device = loaded->device,
                                                    .threads = flags.threads,
@@ -304,6 +316,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   }
   report(*loaded, **backend);
   warn_of_format(*loaded);
+  starting.reset();
   const int code = run(flags, *loaded, *std::move(backend), **log, signals);
   const Status incomplete = (*log)->close();
   if (incomplete) log_error(incomplete->message);

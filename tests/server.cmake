@@ -4,6 +4,8 @@ foreach(name openai choice_memory metrics flags exit_guard)
 endforeach()
 ekv_test(server_test LABEL e2e SOURCES e2e/server_test.cpp e2e/protocol_test.cpp e2e/lifetime_test.cpp LIBS ekv_server)
 ekv_group(threaded server_test)
+ekv_test(start_test LABEL e2e SOURCES e2e/start_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp
+         LIBS ekv_server ekv_devices)
 
 # A device that is lost, in three forms: tests/support/lose_device.h. serve.cpp belongs to the program.
 set(lost_device e2e/lost_device_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp)

@@ -1,5 +1,7 @@
 // Random weights for --load-format dummy: made at memory speed, the same on every machine.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -9,6 +11,7 @@
 
 #include "elastickv/model.h"
 #include "model/weight_table.h"
+#include "util/machine_memory.h"
 
 namespace ekv {
 namespace {
@@ -71,6 +74,20 @@ void fill_in_parallel(std::span<uint16_t> values, uint64_t seed) {
     });
 }
 
+size_t padded_bytes(const std::vector<int64_t>& shape) {
+  const int64_t elements = shape.size() == 1 ? shape[0] : shape[0] * shape[1];
+  return (size_t(elements) * 2 + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+size_t total_bytes(const ModelConfig& config) {
+  ModelWeights weights;
+  size_t total = 0;
+  for_each_weight(config, weights, [&](const std::string&, Tensor&, const std::vector<int64_t>& shape) {
+    total += padded_bytes(shape);
+  });
+  return total;
+}
+
 bool is_norm(const std::string& name) { return name.ends_with("norm.weight"); }
 
 }  // namespace
@@ -78,14 +95,7 @@ bool is_norm(const std::string& name) { return name.ends_with("norm.weight"); }
 Model Model::dummy(ModelConfig config, uint64_t seed) {
   config.dtype = DType::bf16;
   ModelWeights weights;
-  size_t total = 0;
-  const auto padded_bytes = [](const std::vector<int64_t>& shape) {
-    const int64_t elements = shape.size() == 1 ? shape[0] : shape[0] * shape[1];
-    return (size_t(elements) * 2 + kAlignment - 1) / kAlignment * kAlignment;
-  };
-  for_each_weight(config, weights, [&](const std::string&, Tensor&, const std::vector<int64_t>& shape) {
-    total += padded_bytes(shape);
-  });
+  const size_t total = total_bytes(config);
   std::shared_ptr<std::byte> bytes(
       static_cast<std::byte*>(::operator new[](total, std::align_val_t(kAlignment))), AlignedDelete{});
   auto* values = new (bytes.get()) uint16_t[total / 2];
@@ -100,6 +110,18 @@ Model Model::dummy(ModelConfig config, uint64_t seed) {
                   });
   if (config.tied_embeddings) weights.lm_head = weights.embedding;
   return Model(std::move(config), std::move(weights), std::move(bytes));
+}
+
+Status check_dummy_memory(const ModelConfig& config) {
+  const size_t total = total_bytes(config);
+  const std::optional<uint64_t> usable = usable_memory();
+  if (!usable || total <= *usable) return std::nullopt;
+  const auto gib = [](uint64_t bytes) { return double(bytes) / double(1 << 30); };
+  return Error{Error::unavailable,
+               fmt::format("the random weights of {} take {:.1f} GiB of host memory, and this machine, or its "
+                           "control group, has {:.1f} GiB: use a smaller --model",
+                           config.name, gib(total), gib(*usable)),
+               "model"};
 }
 
 }  // namespace ekv

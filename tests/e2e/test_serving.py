@@ -2,9 +2,12 @@
 
 import concurrent.futures
 import contextlib
+import json
 import pathlib
 import random
 import re
+import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -194,11 +197,64 @@ def test_a_model_that_cannot_be_read_is_one_clear_line(request, path):
     assert done.returncode in (1, 2) and "model" in done.stderr + done.stdout, (done.returncode, done.stderr)
 
 
+def folder_of_a_shape(path, **changes):
+    """A folder with nothing but the config of the default model, changed: for --load-format dummy."""
+    config = json.loads((MODEL / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_random_weights_serve_with_the_tokenizer_of_another_model(request, tmp_path):
+    """As the built-in models do, whose 128,256 logits are more than the tokenizer has words for."""
+    shape = folder_of_a_shape(tmp_path, vocab_size=128256, num_hidden_layers=2)
+    arguments = ["--load-format", "dummy", "--tokenizer", str(MODEL)]
+    server = Server(request.config.getoption("--elastickv"), shape, arguments)
+    try:
+        body = {"model": "smollm2", "prompt": "The sea is", "max_tokens": 64, "ignore_eos": True, "seed": 1, "temperature": 1,
+                "logprobs": 5, "return_token_ids": True}
+        choice = requests.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"][0]
+        assert choice["finish_reason"] == "length" and max(choice["token_ids"]) > 49152, "tokens without words came"
+        chat = server.client().chat.completions.create(
+            model="smollm2", messages=[{"role": "user", "content": "Hello"}], max_tokens=64, stream=True,
+            extra_body={"ignore_eos": True})
+        assert [c.choices[0].finish_reason for c in chat if c.choices][-1] == "length"
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("command", [["serve", "--tokenizer", str(MODEL), "--port", "0"], ["bench", "latency"],
+                                     ["replay", "--synthetic", "2:20:4", "--concurrency", "2"]])
+def test_weights_without_memory_are_one_clear_line(request, tmp_path, command):
+    """4.6 GB in 2 GiB of addresses, which no look at the machine's memory foresees."""
+    shape = folder_of_a_shape(tmp_path, vocab_size=4_000_000, num_hidden_layers=1)
+    command = [request.config.getoption("--elastickv")] + command
+    command += ["--device", "cpu", "--model", shape, "--load-format", "dummy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)))
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "memory" in done.stderr.splitlines()[-1] and "smaller" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_weights_are_made_ends_the_program(request, tmp_path, number):
+    shape = folder_of_a_shape(tmp_path, vocab_size=1_500_000, num_hidden_layers=1)
+    command = [request.config.getoption("--elastickv"), "serve", shape, "--tokenizer", str(MODEL), "--load-format", "dummy",
+               "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if " loading " in line:
+                break
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert process.wait(timeout=60) == 0 and "stopped while starting" in rest and "serving" not in rest, rest
+
+
 def test_a_second_server_on_the_same_port_is_refused(server, request):
     """Two servers on one port would share its clients without a word."""
     command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", str(server.port), "--host", "127.0.0.1"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert second.returncode != 0 and str(server.port) in second.stderr
+    assert second.returncode == 1 and str(server.port) in second.stderr
+    assert "Address already in use" in second.stderr and "loading" not in second.stderr
 
 
 def address_space_mib(pid):

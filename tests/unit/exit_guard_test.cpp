@@ -54,5 +54,29 @@ TEST(ExitGuard, LetsAProcessInTimeAlone) {
       ::testing::ExitedWithCode(7), "");
 }
 
+TEST(StartGuard, ASignalEndsTheProcessWithoutFailure) {
+  EXPECT_EXIT(
+      {
+        const StartGuard guard(blocked_signals());
+        ::kill(::getpid(), SIGTERM);
+        ::sleep(60);
+      },
+      ::testing::ExitedWithCode(0), "stopped while starting");
+}
+
+TEST(StartGuard, LeavesSignalsToOthersAfterwards) {
+  EXPECT_EXIT(
+      {
+        const sigset_t signals = blocked_signals();
+        { const StartGuard guard(signals); }
+        ::kill(::getpid(), SIGTERM);
+        ::usleep(100000);
+        int number = 0;
+        sigwait(&signals, &number);
+        std::_Exit(number == SIGTERM ? 7 : 8);
+      },
+      ::testing::ExitedWithCode(7), "");
+}
+
 }  // namespace
 }  // namespace ekv

@@ -395,5 +395,42 @@ TEST(ParseSize, LowercaseIsDecimalAndUppercaseBinary) {
     EXPECT_FALSE(parse_size(text)) << text;
 }
 
+TEST(Flags, ThoseWithoutEffectAreNamed) {
+  const struct {
+    std::vector<const char*> flags;
+    std::vector<std::string> words;  // of the only line; none: no line
+  } cases[] = {
+      {{"--demotion", "eager"}, {"--demotion has no effect with --kv-policy target-only"}},
+      {{"--kv-policy", "static8", "--promotion", "eager"}, {"--promotion has no", "--kv-policy static8"}},
+      {{"--kv-policy", "exact-offload", "--kv-backing", "lazy"},
+       {"--kv-backing has", "--kv-policy exact-offload"}},
+      {{"--demotion-watermark", "0.2"}, {"--demotion-watermark has", "--kv-policy target-only"}},
+      {{"--kv-policy", "elastic", "--demotion-watermark", "0.2"},
+       {"--demotion-watermark has", "with --demotion shortage", "--demotion watermark"}},
+      {{"--kv-policy", "elastic", "--demotion", "eager", "--promotion", "reserve"},
+       {"--promotion has", "with --demotion eager"}},
+      {{"--kv-policy", "elastic", "--demotion", "watermark", "--demotion-watermark", "0.2"}, {}},
+      {{"--kv-policy", "elastic", "--demotion", "shortage", "--promotion", "none", "--kv-backing",
+        "writethrough"},
+       {}},
+      {{"--kv-policy", "target-only"}, {}}};
+  for (const auto& c : cases) {
+    std::vector<const char*> arguments{"serve", "m"};
+    arguments.insert(arguments.end(), c.flags.begin(), c.flags.end());
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE(parse(arguments).serve);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), c.words.empty() ? 0 : 1) << said;
+    for (const std::string& word : c.words)
+      EXPECT_NE(said.find(word), std::string::npos) << word << "\n" << said;
+  }
+}
+
+TEST(Flags, HelpSaysTheExitCodeOfAWrongFlag) {
+  const CommandLine help = parse({"serve", "--help"});
+  EXPECT_NE(help.text.find("2 a flag is wrong"), std::string::npos) << help.text;
+  EXPECT_EQ(parse({"serve", "m", "--bogus"}).exit_code, 2);
+}
+
 }  // namespace
 }  // namespace ekv

@@ -366,7 +366,10 @@ TEST(Request, BadKvFidelityNamesTheMember) {
                               {"tier", "\"\""},
                               {"max_base_fraction", "1.01"},
                               {"max_base_fraction", "-0.1"},
-                              {"max_base_fraction", "\"0.5\""}};
+                              {"max_base_fraction", "\"0.5\""},
+                              {"teir", "\"exact\""},
+                              {"Tier", "null"},
+                              {"", "1"}};
   for (const auto& [key, value] : members) {
     const Json body = with(kChat, "kv_fidelity", with(Json::object(), key, Json::parse(value)));
     const Result<ApiRequest> request = parse_chat(body, limits());

@@ -144,6 +144,8 @@ TEST(Replay, PoliciesDoWhatTheyAreFor) {
   const Ran no_host =
       run_json(kTrace + kTight + std::vector<std::string>{"--kv-policy", "elastic", "--kv-host-bytes", "0"});
   EXPECT_EQ(no_host.result["base_exposure"], 0.0);
+  EXPECT_NE(no_host.err.find("--kv-policy elastic has no room on the host"), std::string::npos) << no_host.err;
+  EXPECT_EQ(elastic.err.find("no room"), std::string::npos) << elastic.err;
   EXPECT_EQ(no_host.result["log_hash"], target_only.result["log_hash"]);
 }
 

@@ -1,0 +1,83 @@
+#include "server/listen_socket.h"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace ekv {
+namespace {
+
+// -1 and errno: it cannot be.
+int bind_one(const addrinfo& address) {
+  const int fd = ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
+  if (fd < 0) return -1;
+  const int on = 1, off = 0;
+  // Not SO_REUSEPORT: a second server could bind the same port and take half the clients.
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ai_family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(fd, address.ai_addr, address.ai_addrlen) == 0) return fd;
+  const int number = errno;
+  ::close(fd);
+  errno = number;
+  return -1;
+}
+
+const char* advice(int number) {
+  switch (number) {
+    case EADDRINUSE:
+      return "; stop what listens there, or choose another --port";
+    case EADDRNOTAVAIL:
+      return "; --host must be an address of this machine";
+    case EACCES:
+      return "; choose another --port: those below 1024 need privileges";
+    default:
+      return "; see --host and --port";
+  }
+}
+
+}  // namespace
+
+Error address_error(const std::string& host, int port, int number) {
+  return {Error::io, fmt::format("cannot listen on {}:{}: {}{}", host, port, strerror(number), advice(number)),
+          number == EADDRNOTAVAIL ? "host" : "port"};
+}
+
+Result<int> bind_address(const std::string& host, int port) {
+  const addrinfo wanted{.ai_flags = AI_PASSIVE, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* list = nullptr;
+  if (const int fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &list); fault != 0)
+    return Error{Error::io,
+                 fmt::format("cannot listen on {}:{}: {}; --host must be an address of this machine", host,
+                             port, ::gai_strerror(fault)),
+                 "host"};
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
+  int number = EADDRNOTAVAIL;
+  for (const addrinfo* address = list; address != nullptr; address = address->ai_next) {
+    if (const int fd = bind_one(*address); fd >= 0) return fd;
+    number = errno;
+  }
+  return address_error(host, port, number);
+}
+
+int port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  EKV_CHECK(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0, "the socket is bound");
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+Status try_address(const std::string& host, int port) {
+  const Result<int> fd = bind_address(host, port);
+  if (!fd) return fd.error();
+  ::close(*fd);
+  return std::nullopt;
+}
+
+}  // namespace ekv
