@@ -4,8 +4,14 @@
 #   models/smollm2-135m-instruct       the default model
 #   .venv                              Python for scripts and tests; nothing at run time
 # Idempotent. Needs the network only for what is not there yet. Starts nothing.
-#   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need
+#   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need; build/release
+#                                      then has tests and benchmarks, and keeps them when setup.sh runs again without it
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;;
+  '' | --dev) ;;
+  *) echo "setup: '$1' is no option: scripts/setup.sh [--dev]" >&2; exit 1 ;;
+esac
 cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; }
@@ -58,7 +64,11 @@ step "Default model: models/smollm2-135m-instruct"
 
 step "Building build/release/elastickv"
 configure=(cmake --preset release)
-if [[ ${1:-} != --dev ]]; then configure+=(-DEKV_TESTS=OFF -DEKV_BENCH=OFF); else configure+=(-DEKV_TESTS=ON -DEKV_BENCH=ON); fi
+if [[ ${1:-} == --dev ]]; then
+  configure+=(-DEKV_TESTS=ON -DEKV_BENCH=ON)
+elif [[ ! -f build/release/build.ninja ]]; then  # a folder that was configured keeps what an earlier --dev asked for
+  configure+=(-DEKV_TESTS=OFF -DEKV_BENCH=OFF)
+fi
 mkdir -p build
 "${configure[@]}" > build/configure.log 2>&1 || { tail -n 20 build/configure.log >&2; fail "cmake failed: build/configure.log"; }
 cmake --build build/release || fail "the build failed (messages above)"
