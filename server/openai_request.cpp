@@ -175,8 +175,7 @@ void parse_kv_fidelity(JsonFields& fields, ApiRequest& request) {
     inner.fail("tier", "must be 'exact', 'elastic' or 'best_effort'");
   request.max_base_fraction = inner.number("max_base_fraction", 1, 0, 1);
   request.reply.kv_fidelity = true;
-  if (const Status& wrong = inner.error())
-    fields.fail(("kv_fidelity." + wrong->param).c_str(), "is wrong: " + wrong->message);
+  if (const Status& wrong = inner.error()) fields.fail_inside("kv_fidelity", *wrong);
 }
 
 // Everything but the prompt. `request.reply.chat` is set.
