@@ -86,13 +86,13 @@ void Progress::show(int64_t done, int64_t all, const std::function<std::string()
   if (now_us < next_us_ && !ends) return;
   next_us_ = now_us + (terminal_ ? kBarUs : kLineUs);
   if (!terminal_) {
-    fmt::print(stderr, "{}/{}, {}\n", done, all, words());
+    fmt::print(stderr, "{}/{} {}\n", done, all, words());
     return;
   }
   constexpr int kWidth = 30;
   const int filled = all > 0 ? int(kWidth * done / all) : kWidth;
-  fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {}/{}, {}\033[K{}", "", filled, "", kWidth - filled, done, all,
-             words(), ends ? "\n" : "");
+  fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {}/{} {}\033[K{}", "", filled, "", kWidth - filled, done, all, words(),
+             ends ? "\n" : "");
   std::fflush(stderr);
 }
 

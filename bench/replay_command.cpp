@@ -27,7 +27,9 @@ Result<Trace> load_of(const ReplayFlags& flags) {
                  fmt::format("{} has arrival times of its own; use --dilate to change them", trace->name),
                  "request-rate"};
   if (trace->closed_loop && flags.concurrency == 0)
-    return Error{Error::invalid_argument, "a synthetic load needs --concurrency C or --request-rate R",
+    return Error{Error::invalid_argument,
+                 "a synthetic load needs --concurrency C, or --request-rate R that is a number: for all "
+                 "requests at once let C be their number",
                  "concurrency"};
   return trace;
 }

@@ -11,6 +11,7 @@
 #include "bench/command.h"
 #include "bench/replay_command.h"
 #include "bench/trace_builder.h"
+#include "elastickv/model.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
 
@@ -64,15 +65,22 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
   auto* device = app.add_option("--device", flags.device, "sim, cpu or cuda: an engine in this process")
                      ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
                      ->capture_default_str();
-  app.add_option("--cost-model", flags.cost_model,
-                 fmt::format("sim: file, or one of {}", fmt::join(shipped_cost_models(), ", ")));
+  app.add_option(
+      "--cost-model", flags.cost_model,
+      fmt::format("sim: file, or one of {}. Those of an A100 stand for vLLM 0.15, those of an H200 are "
+                  "fitted to vLLM 0.26, none to this program: bench/calibrate.py does that, from a step "
+                  "log, and bench/results/serving-h200-cost-model.json is such a fit",
+                  fmt::join(shipped_cost_models(), ", ")));
   app.add_option("--replicas", flags.replicas,
                  "sim: engines side by side; a request goes to the one with the fewest")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option(
       "--model", flags.model.model,
-      "cpu, cuda: Hugging Face folder or built-in config; with --url: model name (default: the first)");
+      fmt::format(
+          "cpu, cuda: Hugging Face folder, or with --load-format dummy one of {}; with --url: model name "
+          "(default: the first)",
+          fmt::join(builtin_model_names(), ", ")));
   app.add_option("--load-format", flags.model.load_format, "cpu, cuda: auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
@@ -194,7 +202,7 @@ void finish_engine(const CLI::App& engine, const RawFlags& raw, ReplayFlags& fla
   finish_engine_flags(raw.engine, config);
   finish_kv_flags(engine, raw.kv, config);
   flags.preset = raw.kv.preset;
-  if (const Status bad = validate(config)) wrong_flag("--" + bad->param, bad->message);
+  if (const Status bad = validate(config)) throw CLI::ValidationError(bad->message);  // names its flag
 }
 
 void finish(const CLI::App& app, const CLI::App& engine, const RawFlags& raw, ReplayFlags& flags) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
 #include "bench/random.h"
@@ -28,8 +29,10 @@ int64_t sum_skips(const Trace& trace, bool faults_only) {
   return sum;
 }
 
-TraceFormat looks_like_servegen(const std::filesystem::path& path) {
-  return servegen_files(path) ? TraceFormat::servegen : TraceFormat::detect;
+// No other format has folders.
+bool looks_like_servegen(const std::filesystem::path& path) {
+  std::error_code unreadable;
+  return std::filesystem::is_directory(path, unreadable) || servegen_files(path);
 }
 
 }  // namespace
@@ -106,8 +109,7 @@ Result<Trace> parse_trace(std::string_view text, const std::string& name, const 
 
 Result<Trace> load_trace(const std::filesystem::path& path, const TraceOptions& options) {
   if (const Status bad = validate(options)) return *bad;
-  const bool by_name =
-      options.format == TraceFormat::detect && looks_like_servegen(path) == TraceFormat::servegen;
+  const bool by_name = options.format == TraceFormat::detect && looks_like_servegen(path);
   if (options.format == TraceFormat::servegen || by_name) {
     Result<Trace> trace = load_servegen(path, options);
     if (trace) trace->format = TraceFormat::servegen;

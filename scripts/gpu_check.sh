@@ -7,6 +7,7 @@
 # The code for sm_80 on a Hopper, where it is otherwise never taken:
 #   scripts/gpu_check.sh build/gpu80 -DCMAKE_CUDA_ARCHITECTURES=OFF "-DCMAKE_CUDA_FLAGS=-gencode arch=compute_80,code=sm_90"
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
 export build=${1:-build/gpu} sanitizer deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-240})) began
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)

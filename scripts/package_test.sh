@@ -7,7 +7,13 @@
 # Needs this checkout for the tiny model only. A few seconds; on a GPU, which tunes its matrix products first, up to a minute.
 set -euo pipefail
 fail() { printf 'package_test: %s\n' "$*" >&2; exit 1; }
-package=${1:?BUILD_DIRECTORY or PACKAGE.tar.gz}; shift
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
+case ${1:-} in
+  -h | --help) usage; exit ;;
+  '') usage >&2; fail "BUILD_DIRECTORY or PACKAGE.tar.gz is missing" ;;
+esac
+package=$1; shift
+[[ -e $package ]] || fail "$package is neither a build directory nor a package"
 here=; if [[ ${1:-} == --here ]]; then here=yes; shift; fi
 model=$(dirname "$0")/../tests/data/golden/tiny-llama
 work=$(mktemp -d); server=
@@ -52,6 +58,7 @@ fi
 version=$("${command[@]}" --version 2>&1) || fail "--version: $version"
 [[ $version =~ ^elastickv\ [0-9] ]] || fail "--version says: $version"
 
+: > "$work/log"  # the loop below reads it, maybe before the shell of the server has opened it
 "${command[@]}" serve "$served" --served-model-name tiny --host 127.0.0.1 --port 0 --kv-cache-memory-bytes 16M --gemm-cache "" "$@" \
   > "$work/log" 2>&1 &
 server=$!

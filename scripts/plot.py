@@ -12,8 +12,11 @@ The results of bench/gpu_load.py beside those of vLLM:
   plot.py pressure OUT RESULTS/*.json bench/results/vllm-h200.json --only model=llama-3.1-8b --only per_place=4 --only concurrency=48,96
 
 A file holds one result, a list of results, or {"runs": [...]}; --only KEY=VALUE[,VALUE...] keeps some of them. What a result is called comes from its labels: policy, and
-where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf. Needs
-scripts/requirements-plots.txt.
+where they differ preset, model, window, concurrency, rate. OUT ends in .png, .svg or .pdf.
+Needs matplotlib:
+
+  .venv/bin/pip install -r scripts/requirements-plots.txt
+  .venv/bin/python scripts/plot.py ...
 """
 import argparse
 import math
@@ -26,12 +29,11 @@ import inputs  # noqa: E402
 try:
     import matplotlib
     import matplotlib.lines
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # the backend must be chosen first
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
 except ImportError:
-    inputs.stop("matplotlib is missing: pip install -r scripts/requirements-plots.txt")
-
-matplotlib.use("Agg")
-matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: smaller files
-import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
+    matplotlib = None  # --help and wrong arguments are answered without it
 
 # Okabe and Ito's colours, told apart by colour-blind readers; a policy keeps its colour in every figure.
 COLOURS = {"elastic": "#0072B2", "target-only": "#D55E00", "exact-offload": "#009E73", "static8": "#CC79A7",
@@ -281,6 +283,9 @@ def main():
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE[,VALUE...]")
     args = parser.parse_args()
+    if matplotlib is None:
+        inputs.stop(f"{sys.executable} has no matplotlib. From the checkout: .venv/bin/pip install -r "
+                    "scripts/requirements-plots.txt, then .venv/bin/python scripts/plot.py ...")
     runs = keep(load(args.files), args.only)
     {"sweep": draw_sweep, "eff": draw_eff, "pressure": draw_pressure, "timeline": draw_timeline}[args.figure](runs, args.out)
     print(f"{args.out}: {len(runs)} results")

@@ -2,6 +2,7 @@
 # One command on a fresh Debian machine: install, build, fetch the default model, serve it.
 #   scripts/quickstart.sh [PORT]    default 8000; Ctrl-C stops the server
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
 port=${1:-8000}
 [[ $port =~ ^[0-9]+$ ]] && ((port >= 1 && port <= 65535)) || { echo "quickstart: '$port' is not a port" >&2; exit 2; }

@@ -4,7 +4,8 @@
 #   models/smollm2-135m-instruct       the default model
 #   .venv                              Python for scripts and tests; nothing at run time
 # Idempotent. Needs the network only for what is not there yet. Starts nothing. Exit code 2: a wrong argument.
-#   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need
+#   scripts/setup.sh [--dev]           --dev: also what tests, sanitizers, fuzzers and format checks need; build/release
+#                                      then has tests and benchmarks, and keeps them when setup.sh runs again without it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,7 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 for argument; do
   case $argument in
     --dev) ;;
-    -h | --help) echo "usage: scripts/setup.sh [--dev]"; exit 0 ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' scripts/setup.sh; exit ;;
     *) printf "setup: unknown argument '%s'; usage: scripts/setup.sh [--dev]\n" "$argument" >&2; exit 2 ;;
   esac
 done
@@ -66,7 +67,11 @@ step "Default model: models/smollm2-135m-instruct"
 
 step "Building build/release/elastickv"
 configure=(cmake --preset release)
-if [[ ${1:-} != --dev ]]; then configure+=(-DEKV_TESTS=OFF -DEKV_BENCH=OFF); else configure+=(-DEKV_TESTS=ON -DEKV_BENCH=ON); fi
+if [[ ${1:-} == --dev ]]; then
+  configure+=(-DEKV_TESTS=ON -DEKV_BENCH=ON)
+elif [[ ! -f build/release/build.ninja ]]; then  # a folder that was configured keeps what an earlier --dev asked for
+  configure+=(-DEKV_TESTS=OFF -DEKV_BENCH=OFF)
+fi
 mkdir -p build
 "${configure[@]}" > build/configure.log 2>&1 || { tail -n 20 build/configure.log >&2; fail "cmake failed: build/configure.log"; }
 cmake --build build/release || fail "the build failed (messages above)"

@@ -104,7 +104,7 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
                "reuse the KV of equal prompt prefixes (default: on)");
   app.add_option("--max-num-batched-tokens", raw.max_step_tokens, "tokens computed in one step")
       ->capture_default_str();
-  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step")
+  app.add_option("--max-num-seqs", scheduler.max_step_seqs, "sequences in one step; on a GPU at most 2048")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--long-prefill-token-threshold", scheduler.max_chunk_tokens,
@@ -114,7 +114,8 @@ void add_engine_flags(CLI::App& app, EngineConfig& config, EngineFlags& raw) {
   app.add_option("--target-step-ms", raw.target_step_ms,
                  "prefill chunks are cut so that a step should take no longer, as those before predict it. "
                  "Decodes are never cut, one prompt gets at least 32 tokens a step, and what prompts cost is "
-                 "known after the first long one; 0: no limit")
+                 "known after the first long one. Set it above the time of a step of decodes alone: below, "
+                 "prompts get only those 32 tokens a step and wait long for their first token; 0: no limit")
       ->check(step_ms())
       ->capture_default_str();
   app.add_option("--scheduling-policy", raw.scheduling_policy, "fcfs, or priority (lower values first)")

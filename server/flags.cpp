@@ -1,12 +1,14 @@
 #include "server/flags.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 
+#include "elastickv/model.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
 #include "text/tokenizer_utf8.h"
@@ -28,7 +30,9 @@ struct RawFlags {
 };
 
 void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
-  app.add_option("model,--model", flags.model, "Hugging Face folder, or the name of a built-in config")
+  app.add_option("model,--model", flags.model,
+                 fmt::format("Hugging Face folder, or with --load-format dummy one of {}",
+                             fmt::join(builtin_model_names(), ", ")))
       ->required();
   app.add_option("--tokenizer", flags.tokenizer, "folder with tokenizer.json (default: the model's)")
       ->check(CLI::ExistingDirectory);
@@ -205,7 +209,8 @@ CommandLine parse_serve(int argc, const char* const* argv) {
 }  // namespace
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "serve") return parse_serve(argc - 1, argv + 1);
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "serve") return parse_serve(argc - 1, argv + 1);
   CLI::App app{"elastickv serves large language models over HTTP, with an OpenAI-compatible interface."};
   app.set_version_flag("--version", std::string("elastickv ") + version_text());
   app.footer(
@@ -217,6 +222,13 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
                      "Run a trace or a synthetic load on the simulator, an engine, or against a server.");
   app.add_subcommand("bench",
                      "Latency and throughput of a model or a server, and what halved KV costs in quality.");
+  const auto is_command = [&](const CLI::App* known) { return known->get_name() == command; };
+  if (!command.empty() && command[0] != '-' && app.get_subcommands(is_command).empty())
+    return {.serve = {},
+            .text = fmt::format("elastickv has no command '{}': it has serve, replay and bench\n"
+                                "Run with --help for more information.\n",
+                                command),
+            .exit_code = 2};
   std::ostringstream out;
   try {
     app.parse(argc, argv);

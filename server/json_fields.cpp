@@ -73,4 +73,10 @@ void JsonFields::fail(const char* key, std::string message) {
   if (!error_) error_ = Error{Error::invalid_argument, fmt::format("'{}' {}", key, message), key};
 }
 
+void JsonFields::fail_inside(const char* key, const Error& inner) {
+  const std::string quoted = fmt::format("'{}'", inner.param);
+  EKV_CHECK(inner.message.starts_with(quoted), "a message about a member begins with its name in quotes");
+  fail(fmt::format("{}.{}", key, inner.param).c_str(), inner.message.substr(quoted.size() + 1));
+}
+
 }  // namespace ekv

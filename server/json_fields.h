@@ -26,6 +26,8 @@ class JsonFields {
   // A member that must be absent, null or `harmless`.
   void refuse(const char* key, const Json& harmless, const char* why = "is not supported by this server");
   void fail(const char* key, std::string message);
+  // What another JsonFields found wrong in the object that member `key` is: 'tier' becomes 'kv_fidelity.tier'.
+  void fail_inside(const char* key, const Error& inner);
   const Status& error() const { return error_; }
 
  private:

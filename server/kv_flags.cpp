@@ -54,7 +54,8 @@ void add_modes(CLI::App& app, EngineConfig& config, BaseFill& fill) {
   add_named(app, "--kv-base-format", config.kv.base_format, parse_base_format, "fixed8, e5m2",
             "the grid on which KV values are written")
       ->default_str("fixed8");
-  add_named(app, "--kv-base-fill", fill, parse_base_fill, "zero, mid", "what e5m2 reads for missing low bytes")
+  add_named(app, "--kv-base-fill", fill, parse_base_fill, "zero, mid",
+            "what e5m2 reads for missing low bytes; on a GPU mid only")
       ->default_str("mid");
 }
 
@@ -109,8 +110,12 @@ void add_kv_flags(CLI::App& app, EngineConfig& config, BaseFill& fill, KvFlags& 
       ->check(between(0, 1))
       ->capture_default_str();
   add_thresholds(app, f);
-  app.add_option("--preset", raw.preset,
-                 "paper015 or modern: scheduler settings of vLLM 0.15 or of today; flags that are given win")
+  app.add_option(
+         "--preset", raw.preset,
+         "scheduler settings of a vLLM; flags that are given win. paper015, of 0.15: 2048 tokens a step, no "
+         "prefix cache, admission when the first chunk fits, who finds no page preempts itself; modern, of "
+         "today: 8192 tokens a step, prefix cache, admission when the whole prompt fits. Both: 256 "
+         "sequences, no watermark, no --long-prefill-token-threshold")
       ->check(CLI::IsMember({"paper015", "modern"}));
 }
 

@@ -182,8 +182,7 @@ void parse_kv_fidelity(JsonFields& fields, ApiRequest& request) {
     if (key != "tier" && key != "max_base_fraction")
       inner.fail(key.c_str(), "is unknown: the members are 'tier' and 'max_base_fraction'");
   request.reply.kv_fidelity = true;
-  if (const Status& wrong = inner.error())
-    fields.fail(("kv_fidelity." + wrong->param).c_str(), "is wrong: " + wrong->message);
+  if (const Status& wrong = inner.error()) fields.fail_inside("kv_fidelity", *wrong);
 }
 
 // Everything but the prompt. `request.reply.chat` is set.

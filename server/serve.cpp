@@ -42,12 +42,7 @@ bool is_folder(const std::string& path) {
 
 Result<ModelConfig> read_config(const ServeFlags& flags) {
   if (is_folder(flags.model)) return load_model_config(flags.model, flags.max_model_len.value_or(0));
-  Result<ModelConfig> config = builtin_model_config(flags.model);
-  if (config) return config;
-  return Error{
-      Error::not_found,
-      fmt::format("'{}' is neither a folder nor a built-in model: {}", flags.model, config.error().message),
-      "model"};
+  return builtin_model_config(flags.model);
 }
 
 // What a built-in model lacks, which is a shape alone.

@@ -51,37 +51,38 @@ constexpr int kMost = 1 << 28;
 Status validate_scheduler(const SchedulerConfig& s) {
   if (s.max_step_seqs < 1 || s.max_step_seqs > kMost)
     return invalid("max-num-seqs",
-                   fmt::format("max-num-seqs must be in [1, {}], got {}", kMost, s.max_step_seqs));
+                   fmt::format("--max-num-seqs must be in [1, {}], got {}", kMost, s.max_step_seqs));
   if (s.max_step_tokens > kMost)
     return invalid("max-num-batched-tokens",
-                   fmt::format("max-num-batched-tokens must be <= {}, got {}", kMost, s.max_step_tokens));
+                   fmt::format("--max-num-batched-tokens must be <= {}, got {}", kMost, s.max_step_tokens));
   if (s.max_step_tokens < s.max_step_seqs)
     return invalid("max-num-batched-tokens",
-                   fmt::format("max-num-batched-tokens ({}) must be >= max-num-seqs ({}): every running "
+                   fmt::format("--max-num-batched-tokens ({}) must be >= --max-num-seqs ({}): every running "
                                "sequence decodes one token per step",
                                s.max_step_tokens, s.max_step_seqs));
   if (s.max_chunk_tokens < 0)
     return invalid("long-prefill-token-threshold",
-                   fmt::format("long-prefill-token-threshold must be >= 0, got {}", s.max_chunk_tokens));
-  if (s.target_step_us < 0) return invalid("target-step-ms", "target-step-ms must be >= 0; 0: no limit");
+                   fmt::format("--long-prefill-token-threshold must be >= 0, got {}", s.max_chunk_tokens));
+  if (s.target_step_us < 0) return invalid("target-step-ms", "--target-step-ms must be >= 0; 0: no limit");
   if (!(s.watermark >= 0 && s.watermark < 1))
-    return invalid("watermark", fmt::format("watermark must be in [0, 1), got {}", s.watermark));
+    return invalid("watermark", fmt::format("--watermark must be in [0, 1), got {}", s.watermark));
   return std::nullopt;
 }
 
 Status validate_kv(const KvConfig& kv) {
   if (kv.num_pages < 0 || kv.num_pages > kMost)
     return invalid("num-gpu-blocks-override",
-                   fmt::format("the number of KV pages must be in [0, {}], got {}", kMost, kv.num_pages));
+                   fmt::format("--num-gpu-blocks-override must be in [0, {}], got {}", kMost, kv.num_pages));
   if (kv.num_pages == 0 && kv.pool_bytes == 0)
     return invalid("kv-cache-memory-bytes",
-                   "the KV pool has no memory: set its size in bytes, or its number of pages");
+                   "the KV pool has no memory: set its size, --kv-cache-memory-bytes, or its pages, "
+                   "--num-gpu-blocks-override");
   return std::nullopt;
 }
 
 Status not_negative(const char* name, int value) {
   if (value >= 0 && value <= kMost) return std::nullopt;
-  return invalid(name, fmt::format("{} must be in [0, {}], got {}", name, kMost, value));
+  return invalid(name, fmt::format("--{} must be in [0, {}], got {}", name, kMost, value));
 }
 
 Status validate_counts(const FidelityConfig& f) {
@@ -101,10 +102,10 @@ Status validate_fidelity(const FidelityConfig& f) {
   if (Status bad = validate_counts(f)) return bad;
   if (!(f.max_base_fraction >= 0 && f.max_base_fraction <= 1))
     return invalid("max-base-fraction",
-                   fmt::format("max-base-fraction must be in [0, 1], got {}", f.max_base_fraction));
+                   fmt::format("--max-base-fraction must be in [0, 1], got {}", f.max_base_fraction));
   if (!(f.free_watermark >= 0 && f.free_watermark < 1))
     return invalid("demotion-watermark",
-                   fmt::format("demotion-watermark must be in [0, 1), got {}", f.free_watermark));
+                   fmt::format("--demotion-watermark must be in [0, 1), got {}", f.free_watermark));
   return std::nullopt;
 }
 
@@ -114,11 +115,11 @@ Status validate_guarantee(const EngineConfig& config) {
   if (config.scheduler.admission != AdmissionMode::guaranteed || !f.makes_base()) return std::nullopt;
   if (f.max_base_fraction < 1)
     return invalid("admission",
-                   "admission guaranteed needs max-base-fraction 1: it counts on BASE for all old pairs");
+                   "--admission guaranteed needs --max-base-fraction 1: it counts on BASE for all old pairs");
   if (f.writes_through())
     return invalid(
         "admission",
-        "admission guaranteed needs backing lazy: with writethrough a pair cannot be demoted at once");
+        "--admission guaranteed needs --kv-backing lazy: with writethrough a pair cannot be demoted at once");
   return std::nullopt;
 }
 
@@ -174,7 +175,7 @@ Status validate(const EngineConfig& config) {
   if (Status bad = validate_guarantee(config)) return bad;
   if (config.max_model_len < 1 || config.max_model_len > kMost)
     return invalid("max-model-len",
-                   fmt::format("max-model-len must be in [1, {}], got {}", kMost, config.max_model_len));
+                   fmt::format("--max-model-len must be in [1, {}], got {}", kMost, config.max_model_len));
   return std::nullopt;
 }
 

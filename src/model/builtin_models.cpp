@@ -59,7 +59,9 @@ Result<ModelConfig> builtin_model_config(std::string_view name) {
     }
     known += fmt::format("{}{}", i ? ", " : "", kNames[i]);
   }
-  return Error{Error::not_found, fmt::format("no built-in model '{}' (there are: {})", name, known), "model"};
+  return Error{Error::not_found,
+               fmt::format("'{}' is neither the folder of a model nor a built-in model ({})", name, known),
+               "model"};
 }
 
 }  // namespace ekv

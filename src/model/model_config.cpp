@@ -369,6 +369,12 @@ Result<ModelConfig> parse_model_config(std::string_view config_json,
 Result<ModelConfig> load_model_config(const std::filesystem::path& folder, int max_model_len) {
   constexpr size_t kMaxBytes = size_t(16) << 20;
   const Result<std::string> config = read_file(folder / "config.json", kMaxBytes);
+  if (!config && config.error().code == Error::not_found)
+    return Error{Error::not_found,
+                 fmt::format("{}: No such file; the folder of a model holds config.json, tokenizer.json "
+                             "and weights in safetensors, as Hugging Face has them; GGUF is not read",
+                             (folder / "config.json").string()),
+                 "model"};
   if (!config) return config.error();
   std::optional<std::string> generation;
   if (std::filesystem::exists(folder / "generation_config.json")) {

@@ -231,7 +231,7 @@ TEST(Bodies, BrokenChunksAreRefusedAtOnce) {
     client.send(chunked_post(chunks));
     expect_error(client.read_response(), 400, chunks);
   }
-  for (const std::string chunks : {"5;" + std::string(1 << 20, 'e'), "0\r\nA: " + std::string(1 << 20, 't')}) {
+  for (const std::string& chunks : {"5;" + std::string(1 << 20, 'e'), "0\r\nA: " + std::string(1 << 20, 't')}) {
     RawHttp client(server.port());
     client.send(chunked_post(chunks));
     const RawResponse refused = client.read_response();
@@ -308,7 +308,9 @@ TEST(Heads, StrictWhereItMattersAndNoFurther) {
     else
       expect_error(response, status, head);
     if (status == 505) EXPECT_EQ(response.error()["type"], "invalid_request_error");
-    if (status == 400) EXPECT_EQ(client.read_all(), "") << head;  // and the connection ends
+    if (status == 400) {
+      EXPECT_EQ(client.read_all(), "") << head;  // and the connection ends
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -300,6 +301,29 @@ TEST(CostModelFile, ComesByNameOrByPath) {
   ASSERT_FALSE(bool(unknown));
   EXPECT_EQ(unknown.error().code, Error::not_found);
   EXPECT_NE(unknown.error().message.find("h200-qwen3-8b"), std::string::npos);
+}
+
+// A file that is there is read, whatever its name ends in, so that the message is about what it holds.
+TEST(CostModelFile, MayHaveAnyName) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
+  std::ofstream("ekv_cost_model.txt") << "# no JSON";
+  const Result<CostModel> broken = load_cost_model("ekv_cost_model.txt");
+  std::ofstream("ekv_cost_model.txt") << valid_file().dump();
+  const Result<CostModel> good = load_cost_model("ekv_cost_model.txt");
+  std::filesystem::remove("ekv_cost_model.txt");
+  std::filesystem::current_path(before);
+  ASSERT_FALSE(bool(broken));
+  EXPECT_EQ(broken.error().message.find("ekv_cost_model.txt: "), 0u) << broken.error().message;
+  EXPECT_TRUE(bool(good));
+}
+
+TEST(CostModelFile, ShippedOnesSayWhoseTimesTheyHave) {
+  for (const std::string_view name : shipped_cost_models()) {
+    if (name.starts_with("h200-")) {
+      EXPECT_NE(load_cost_model(std::string(name))->description.find("vLLM 0.26"), std::string::npos) << name;
+    }
+  }
 }
 
 }  // namespace

@@ -110,7 +110,9 @@ TEST(Draws, RacersAreAllThatReachTheBest) {
           ++reach;
           EXPECT_TRUE(found.contains(token)) << kernels->name << " token " << token << " best " << best;
         }
-        if (best > -3) EXPECT_LE(racers.size(), 4 + 3 * reach) << kernels->name << " " << count << " " << best;
+        if (best > -3) {
+          EXPECT_LE(racers.size(), 4 + 3 * reach) << kernels->name << " " << count << " " << best;
+        }
       }
 }
 

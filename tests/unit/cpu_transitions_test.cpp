@@ -122,8 +122,9 @@ TEST_P(Transitions, PromotionUndoesDemotionAndNeighboursStay) {
       expect_same_but(rig, before, {kEven, kOdd, kNewOdd}, false);
     }
   }
-  if (GetParam() == BaseFormat::fixed8)
+  if (GetParam() == BaseFormat::fixed8) {
     EXPECT_EQ(exponents.size(), size_t(15 + 9 + 1)) << "an exponent never came up";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Transitions, testing::Values(BaseFormat::fixed8, BaseFormat::e5m2),

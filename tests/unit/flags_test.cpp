@@ -243,6 +243,14 @@ TEST(Flags, WhatIsWrongInAConfigFileIsNamed) {
   EXPECT_NE(missing.text.find("/does/not/exist.ini"), std::string::npos) << missing.text;
 }
 
+TEST(Flags, AWordThatIsNoCommandIsNamed) {
+  const CommandLine line = parse({"frob", "model"});
+  EXPECT_FALSE(line.serve);
+  EXPECT_EQ(line.exit_code, 2);
+  for (const char* word : {"'frob'", "serve", "replay", "bench"})
+    EXPECT_NE(line.text.find(word), std::string::npos) << line.text;
+}
+
 TEST(Flags, OfSeveralValuesEachIsGivenByItself) {
   for (const char* flag : {"--served-model-name", "--api-key"}) {
     const CommandLine line = parse({"serve", flag, "one", "model", "--port", "1"});

@@ -237,6 +237,21 @@ TEST(Model, TiedEmbeddings) {
   EXPECT_EQ(log, "");
 }
 
+TEST(Model, AFolderWithoutAModelIsToldWhatItMustHold) {
+  TempFolder folder;
+  folder.write("model.gguf", "GGUF");
+  const Result<ModelConfig> config = load_model_config(folder.path());
+  ASSERT_FALSE(config);
+  for (const char* word : {"config.json", "tokenizer.json", "safetensors", "GGUF"})
+    EXPECT_NE(config.error().message.find(word), std::string::npos) << config.error().message;
+}
+
+TEST(Model, ALinkToNothingIsNamedWithItsTarget) {
+  TempFolder folder;
+  fs::create_symlink("/no/such/blob", folder.path() / "model.safetensors");
+  expect_load_error(folder.path(), small_config(true), {"model.safetensors: ", "/no/such/blob"});
+}
+
 TEST(Model, WarnsOfTensorsThatNobodyUses) {
   TempFolder folder;
   std::map<std::string, Entry> tensors = small_tensors("F16", false);

@@ -375,7 +375,8 @@ TEST(Request, BadKvFidelityNamesTheMember) {
     const Result<ApiRequest> request = parse_chat(body, limits());
     ASSERT_FALSE(request) << dump_json(body);
     EXPECT_EQ(request.error().param, std::string("kv_fidelity.") + key);
-    EXPECT_NE(request.error().message.find(key), std::string::npos);
+    EXPECT_EQ(request.error().message.find(std::string("'kv_fidelity.") + key + "' must be "), 0u)
+        << request.error().message;
     EXPECT_EQ(http_status(request.error()), 400);
   }
 }

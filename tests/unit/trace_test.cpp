@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "bench/random.h"
@@ -511,6 +512,14 @@ TEST(ServeGenTrace, RefusesBrokenFilesByLine) {
   EXPECT_NE(refused(kClient, R"({"0": {"input_tokens": "{1: x}", "output_tokens": "{}"}})")
                 .find("\"1: x\" is no length"),
             std::string::npos);
+}
+
+TEST(TraceFile, AFolderWithoutClientsIsToldWhatItMustHold) {
+  const std::string folder = testing::TempDir() + "/ekv_no_clients";
+  std::filesystem::create_directory(folder);
+  const std::string message = message_of(load_trace(folder, {}));
+  std::filesystem::remove(folder);
+  EXPECT_NE(message.find("chunk-N-trace.csv"), std::string::npos) << message;
 }
 
 TEST(TraceFile, ThatIsMissingIsNamed) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "backend/sim/cost_model.h"
 #include "backend/sim/shipped_models.h"
@@ -227,7 +228,8 @@ Result<CostModel> load_cost_model(const std::string& name_or_file) {
   const auto names = shipped_model_names();
   const auto shipped = std::ranges::find(names, name_or_file);
   if (shipped != names.end()) return parse_cost_model(shipped_model_texts()[size_t(shipped - names.begin())]);
-  if (name_or_file.find('/') == std::string::npos && !name_or_file.ends_with(".json"))
+  const bool is_name = name_or_file.find('/') == std::string::npos && !name_or_file.ends_with(".json");
+  if (is_name && !std::filesystem::exists(name_or_file))
     return Error{Error::not_found,
                  fmt::format("there is no cost model '{}': give the path of a JSON file or one of {}",
                              name_or_file, fmt::join(names, ", ")),
