@@ -3,7 +3,7 @@
 # packages: the program, the tests with the label gpu, the benchmarks of the kernels, their libraries, files and scripts.
 #   scripts/gpu_bundle.sh [build directory [OUT.tar.xz [architectures]]]    default: build/gpu build/gpu-bundle.tar.xz 90a-real
 # There: tar xf OUT.tar.xz && elastickv-gpu/run.sh, which says what it can do. cuBLASLt, of 541 MB, stays out: run.sh looks
-# for that machine's own. About 12 MB; a minute when all is built.
+# for that machine's own. About 13 MB; a minute when all is built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/gpu} out=${2:-build/gpu-bundle.tar.xz} architectures=${3:-90a-real}
