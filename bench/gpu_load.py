@@ -101,6 +101,8 @@ def run_cell(cell, args, limit_s):
         inputs.write_text(place.with_name(place.name + ".log"), output)
         if result is None:
             return reason_of(output)
+        if not result["completed"]:  # nor a step in the log, perhaps
+            return f"none of {result['requests']} requests completed"
         with open(log, "rb") as plain, gzip.open(place.with_name(place.name + ".jsonl.gz"), "wb") as packed:
             shutil.copyfileobj(plain, packed)
         extra = step_log.figures(*step_log.read(log))

@@ -8,7 +8,8 @@
 namespace ekv {
 
 Result<Model> load_model(const OfflineModelFlags& flags) {
-  const bool folder = std::filesystem::is_directory(flags.model);
+  std::error_code unreadable;
+  const bool folder = std::filesystem::is_directory(flags.model, unreadable);
   Result<ModelConfig> config = folder ? load_model_config(flags.model) : builtin_model_config(flags.model);
   if (!config) return config.error();
   if (flags.load_format == "dummy") {

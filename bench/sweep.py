@@ -123,7 +123,10 @@ def run_replay(program, command, timeout_s=None):
             inputs.stop(f"--elastickv {program}: {inputs.reason(error)}; build it, or name the program")
         if done.returncode != 0 and "requests failed" not in done.stdout:
             return None, f"exit status {done.returncode}\n{done.stdout.strip()}"
-        return inputs.read_json(file.name, f"--elastickv {program} wrote no result there: name the program of elastickv"), done.stdout
+        try:
+            return json.loads(Path(file.name).read_text()), done.stdout
+        except ValueError:
+            return None, f"{done.stdout}no result: is --elastickv {program} the program of elastickv?"
 
 
 def replay(program, command):

@@ -51,16 +51,19 @@ Error address_error(const std::string& host, int port, int number) {
 Result<int> bind_address(const std::string& host, int port) {
   const addrinfo wanted{.ai_flags = AI_PASSIVE, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   addrinfo* list = nullptr;
-  if (const int fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &list); fault != 0)
-    return Error{Error::io,
-                 fmt::format("cannot listen on {}:{}: {}; --host must be an address of this machine", host,
-                             port, ::gai_strerror(fault)),
-                 "host"};
+  const char* const name = host.empty() ? nullptr : host.c_str();  // nullptr: every address
+  if (const int fault = ::getaddrinfo(name, std::to_string(port).c_str(), &wanted, &list); fault != 0)
+    return Error{
+        Error::io,
+        fmt::format("cannot listen on {}:{}: {}{}", host, port,
+                    fault == EAI_SYSTEM ? strerror(errno) : ::gai_strerror(fault),
+                    fault == EAI_NONAME ? "; --host must be an address of this machine" : "; see --host"),
+        "host"};
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
   int number = EADDRNOTAVAIL;
   for (const addrinfo* address = list; address != nullptr; address = address->ai_next) {
     if (const int fd = bind_one(*address); fd >= 0) return fd;
-    number = errno;
+    if (number != EADDRINUSE && number != EACCES) number = errno;  // of a name's other address, perhaps
   }
   return address_error(host, port, number);
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <cstdio>
 #include <new>
 #include <string_view>
 

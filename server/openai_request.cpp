@@ -16,6 +16,7 @@ namespace ekv {
 namespace {
 
 constexpr double kHuge = 1e9;
+constexpr size_t kMostNameBytes = 64;                                        // of a name in a message
 constexpr double kLeastPositive = std::numeric_limits<float>::denorm_min();  // less is 0 where it is used
 static_assert(kMaxLogitBias == size_t(kMaxJsonMembers),
               "a longer logit_bias is refused, by its name, where the body is read; see parse_json");
@@ -180,7 +181,8 @@ void parse_kv_fidelity(JsonFields& fields, ApiRequest& request) {
   request.max_base_fraction = inner.number("max_base_fraction", 1, 0, 1);
   for (const auto& [key, value] : given.items())
     if (key != "tier" && key != "max_base_fraction")
-      inner.fail(key.c_str(), "is unknown: the members are 'tier' and 'max_base_fraction'");
+      inner.fail(key.size() <= kMostNameBytes ? key.c_str() : "a member with a long name",
+                 "is unknown: the members are 'tier' and 'max_base_fraction'");
   request.reply.kv_fidelity = true;
   if (const Status& wrong = inner.error()) fields.fail_inside("kv_fidelity", *wrong);
 }

@@ -70,6 +70,14 @@ Result<Model> load_weights(const ServeFlags& flags, ModelConfig config) {
 
 Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& tokenizer) {
   std::string source = tokenizer.chat_template();
+  const std::filesystem::path own =
+      std::filesystem::path(flags.tokenizer.empty() ? flags.model : flags.tokenizer) / "chat_template.jinja";
+  if (std::error_code unreadable;
+      flags.chat_template.empty() && source.empty() && std::filesystem::exists(own, unreadable))
+    return Error{Error::invalid_argument,
+                 fmt::format("{}: is empty; fetch it again, remove it, or give another with --chat-template",
+                             own.string()),
+                 "chat-template"};
   if (!flags.chat_template.empty()) {
     Result<std::string> file = read_file(flags.chat_template);
     if (!file) return file.error();
@@ -290,25 +298,21 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   share_arenas();
   const sigset_t signals = block_signals();
   std::optional<StartGuard> starting(std::in_place, signals);
+  const auto not_started = [&](const Error& error) {
+    starting.reset();  // from here on a signal is not what ended it
+    log_error(error.message);
+    return kExitNotStarted;
+  };
   const Result<Loaded> loaded = load(flags);
-  if (!loaded) {
-    log_error(loaded.error().message);
-    return kExitNotStarted;
-  }
+  if (!loaded) return not_started(loaded.error());
   const Result<std::unique_ptr<StepLog>> log = StepLog::open(flags.step_log);
-  if (!log) {
-    log_error(log.error().message);
-    return kExitNotStarted;
-  }
+  if (!log) return not_started(log.error());
   Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
                                                   {.device = loaded->device,
                                                    .threads = flags.threads,
                                                    .base_fill = flags.base_fill,
                                                    .cuda_launch = flags.cuda_launch});
-  if (!backend) {
-    log_error(backend.error().message);
-    return kExitNotStarted;
-  }
+  if (!backend) return not_started(backend.error());
   report(*loaded, **backend);
   warn_of_format(*loaded);
   starting.reset();

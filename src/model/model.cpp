@@ -91,13 +91,13 @@ Result<Checkpoint> open_shards(const std::filesystem::path& folder) {
 
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& folder) {
   if (!std::filesystem::exists(folder / kSingleFile)) {
+    if (std::filesystem::exists(folder / kIndexFile)) return open_shards(folder);
     if (std::filesystem::is_symlink(folder / kSingleFile))
       return Error{Error::not_found,
                    fmt::format("{}: a link to {}, which does not exist; download the weights again",
                                (folder / kSingleFile).string(),
                                std::filesystem::read_symlink(folder / kSingleFile).string()),
                    "model"};
-    if (std::filesystem::exists(folder / kIndexFile)) return open_shards(folder);
     return Error{Error::not_found,
                  fmt::format("{}: holds neither {} nor {}; other weight formats are not supported",
                              folder.string(), kSingleFile, kIndexFile),

@@ -22,14 +22,6 @@ Result<std::optional<std::string>> read_optional(const std::filesystem::path& pa
   return text.error();
 }
 
-// The text of chat_template.jinja. An empty one would render every chat as nothing.
-Result<std::optional<std::string>> read_template(const std::filesystem::path& path) {
-  Result<std::optional<std::string>> text = read_optional(path);
-  if (text && *text && (*text)->empty())
-    return in_file(path, {Error::invalid_argument, "is empty; fetch it again, or remove it", {}});
-  return text;
-}
-
 // One encode call: the text on its way from stretches to words to tokens.
 class Encoding {
  public:
@@ -87,7 +79,7 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_folder) {
   if (!text) return text.error();
   const Result<std::optional<std::string>> config_text = read_optional(config_file);
   if (!config_text) return config_text.error();
-  const Result<std::optional<std::string>> chat_template = read_template(model_folder / "chat_template.jinja");
+  const Result<std::optional<std::string>> chat_template = read_optional(model_folder / "chat_template.jinja");
   if (!chat_template) return chat_template.error();
 
   const Result<SortedJson> tokenizer = parse_sorted_json(*text),

@@ -65,9 +65,8 @@ TEST(Start, ABuiltInModelNeedsATokenizerBeforeItsWeightsAreMade) {
 
 TEST(Start, WeightsLargerThanTheMachineAreRefused) {
   const std::string folder = testing::TempDir() + "/ekv_start_" + std::to_string(::getpid());
-  std::filesystem::create_directories(folder);
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
-                        std::filesystem::copy_options::overwrite_existing);
+                        std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/config.json")
       << R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1000,
              "hidden_size": 65536, "num_attention_heads": 512, "num_key_value_heads": 8, "head_dim": 128,
@@ -78,6 +77,29 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
   EXPECT_START(flags, too_early, kExitNotStarted,
                "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
   std::filesystem::remove_all(folder);
+}
+
+// An empty template would render every chat as nothing; one that is given takes its place.
+TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
+  const std::string folder = testing::TempDir() + "/ekv_template_" + std::to_string(::getpid());
+  std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
+                        std::filesystem::copy_options::recursive);
+  std::ofstream(folder + "/chat_template.jinja") << "";
+  ServeFlags flags = tiny();
+  flags.tokenizer = folder;
+  EXPECT_START(flags, too_early, kExitNotStarted, "chat_template.jinja: is empty[^\n]*--chat-template\n$");
+  flags.chat_template = folder + "/another.jinja";
+  std::ofstream(flags.chat_template) << "{{ messages[0].content }}";
+  EXPECT_START(flags, too_early, kReachedBackend, "loading tiny");
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Start, AFailedStartIsNoStop) {  // the signal comes when the failure has been said
+  const auto fails = [](const Model&, const EngineConfig&,
+                        const BackendOptions&) -> Result<std::unique_ptr<Backend>> {
+    return Error{Error::unsupported, "no backend of this kind", "device"};
+  };
+  EXPECT_START(tiny(), fails, kExitNotStarted, "no backend of this kind");
 }
 
 TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
@@ -93,6 +115,12 @@ TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
   flags.http.host = "no host";
   EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*cannot listen on no host:[^\n]*--host[^\n]*\n$");
   ::close(*other);
+}
+
+TEST(Start, ANameThatIsTooLongForAPathIsNoCrash) {
+  ServeFlags flags = tiny();
+  flags.model = std::string(5000, 'a');
+  EXPECT_START(flags, too_early, kExitNotStarted, "is neither the folder of a model nor a built-in model");
 }
 
 // What the first try left must not be in the way of the second.

@@ -304,6 +304,12 @@ TEST(CostModelFile, ComesByNameOrByPath) {
 }
 
 // A file that is there is read, whatever its name ends in, so that the message is about what it holds.
+TEST(CostModelFile, ANameThatIsTooLongForAPathIsAnError) {
+  const Result<CostModel> none = load_cost_model(std::string(5000, 'a'));
+  ASSERT_FALSE(none);
+  EXPECT_NE(none.error().message.find("there is no cost model"), std::string::npos) << none.error().message;
+}
+
 TEST(CostModelFile, MayHaveAnyName) {
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(testing::TempDir());

@@ -220,10 +220,7 @@ TEST(Load, FolderWithAndWithoutItsOptionalFiles) {
   std::ofstream(folder / "chat_template.jinja") << "from its file";
   EXPECT_EQ(Tokenizer::load(folder)->chat_template(), "from its file");
   std::ofstream(folder / "chat_template.jinja") << "";
-  made = Tokenizer::load(folder);
-  ASSERT_FALSE(made);
-  EXPECT_NE(made.error().message.find("chat_template.jinja: is empty"), std::string::npos)
-      << made.error().message;
+  EXPECT_EQ(Tokenizer::load(folder)->chat_template(), "") << "who renders chats says that it is empty";
   std::ofstream(folder / "chat_template.jinja") << "from its file";
   std::ofstream(folder / "tokenizer_config.json") << "";
   EXPECT_FALSE(Tokenizer::load(folder));

@@ -18,9 +18,8 @@ namespace {
 
 constexpr size_t kMaxFileBytes = size_t(1) << 20;
 
-// What a kind of figure may be. Each bound is a hundred times and more from what any machine was measured at,
-// and together they keep every step of every load far below 2^63 us: a slip of units is refused here and not
-// simulated.
+// What a kind of figure may be. Each bound is ten times and more from what any machine was measured at: a slip
+// of units is refused here and not simulated.
 struct Range {
   double least, most;
   const char* unit = "";
@@ -229,7 +228,8 @@ Result<CostModel> load_cost_model(const std::string& name_or_file) {
   const auto shipped = std::ranges::find(names, name_or_file);
   if (shipped != names.end()) return parse_cost_model(shipped_model_texts()[size_t(shipped - names.begin())]);
   const bool is_name = name_or_file.find('/') == std::string::npos && !name_or_file.ends_with(".json");
-  if (is_name && !std::filesystem::exists(name_or_file))
+  std::error_code unreadable;
+  if (is_name && !std::filesystem::exists(name_or_file, unreadable))
     return Error{Error::not_found,
                  fmt::format("there is no cost model '{}': give the path of a JSON file or one of {}",
                              name_or_file, fmt::join(names, ", ")),
