@@ -67,8 +67,9 @@ void SimBackend::submit(const StepInput& input) {
   Flight& flight = flights_[(first_ + num_flights_++) % flights_.size()];
   measure_work(input, work_);
   const int64_t begin_us = std::max(clock_.now_us(), free_us_);
-  // A century: of a model with absurd figures, whose run ends by its own limit of time.
-  free_us_ = flight.end_us = begin_us + std::llround(std::min(step_us(model_, work_), 3e15));
+  // Beyond the time at which a run of absurd figures ends with an error (kMostRunUs), and with both steps in
+  // flight still below 2^63.
+  free_us_ = flight.end_us = begin_us + std::llround(std::min(step_us(model_, work_), 3e18));
   flight.waits = input.empty();
   for (const DemoteJob& job : input.demotes)
     if (job.low >= 0) start_transfer(begin_us, TransferKind::backup_low, job.ticket);
