@@ -1,7 +1,6 @@
 #include "bench/bench_offline.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include "backend/device.h"
 #include "backend/host_slots.h"
 #include "bench/command.h"
-#include "elastickv/model.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
 
@@ -26,10 +24,7 @@ struct RawFlags {
 };
 
 void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
-  app.add_option("--model", flags.model,
-                 fmt::format("Hugging Face folder, or with --load-format dummy one of {}",
-                             fmt::join(builtin_model_names(), ", ")))
-      ->required();
+  app.add_option("--model", flags.model, model_help())->required();
   app.add_option("--load-format", flags.load_format, "auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();

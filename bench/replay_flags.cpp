@@ -11,7 +11,6 @@
 #include "bench/command.h"
 #include "bench/replay_command.h"
 #include "bench/trace_builder.h"
-#include "elastickv/model.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
 
@@ -75,12 +74,8 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
                  "sim: engines side by side; a request goes to the one with the fewest")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app.add_option(
-      "--model", flags.model.model,
-      fmt::format(
-          "cpu, cuda: Hugging Face folder, or with --load-format dummy one of {}; with --url: model name "
-          "(default: the first)",
-          fmt::join(builtin_model_names(), ", ")));
+  app.add_option("--model", flags.model.model,
+                 fmt::format("cpu, cuda: {}; with --url: model name (default: the first)", model_help()));
   app.add_option("--load-format", flags.model.load_format, "cpu, cuda: auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();

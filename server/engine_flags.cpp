@@ -1,12 +1,14 @@
 #include "server/engine_flags.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
 
+#include "elastickv/model.h"
 #include "server/flags.h"
 
 namespace ekv {
@@ -146,6 +148,11 @@ void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling, const 
          "--async-scheduling,!--no-async-scheduling", [&](int64_t on) { async_scheduling = on > 0; },
          "plan and submit a step while the device works on the one before (default: " + on_by_default + ")")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // not their sum
+}
+
+std::string model_help() {
+  return fmt::format("Hugging Face folder, or with --load-format dummy one of {}",
+                     fmt::join(builtin_model_names(), ", "));
 }
 
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch) {

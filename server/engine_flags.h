@@ -30,6 +30,9 @@ void finish_engine_flags(const EngineFlags& raw, EngineConfig& config);
 void add_async_flag(CLI::App& app, std::optional<bool>& async_scheduling,
                     const std::string& on_by_default = "on a GPU");
 
+// Of a flag that names a model.
+std::string model_help();
+
 // "--dtype", "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch);
 // Throws CLI::ValidationError for a type that `device`, as --device names it, does not have. What "auto" means

@@ -1,14 +1,12 @@
 #include "server/flags.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 
-#include "elastickv/model.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
 #include "text/tokenizer_utf8.h"
@@ -30,10 +28,7 @@ struct RawFlags {
 };
 
 void add_model_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
-  app.add_option("model,--model", flags.model,
-                 fmt::format("Hugging Face folder, or with --load-format dummy one of {}",
-                             fmt::join(builtin_model_names(), ", ")))
-      ->required();
+  app.add_option("model,--model", flags.model, model_help())->required();
   app.add_option("--tokenizer", flags.tokenizer, "folder with tokenizer.json (default: the model's)")
       ->check(CLI::ExistingDirectory);
   app.add_option(
@@ -179,8 +174,7 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   RawFlags raw;
   serve.footer(
       "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, a stop took too long, or --step-log could "
-      "not be "
-      "written; 2 a flag is wrong; 3 the device is lost or a step failed: start it again.");
+      "not be written; 2 a flag is wrong; 3 the device is lost or a step failed: start it again.");
   serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
   serve.allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(serve, flags, raw);

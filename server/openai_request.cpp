@@ -16,7 +16,6 @@ namespace ekv {
 namespace {
 
 constexpr double kHuge = 1e9;
-constexpr size_t kMostNameBytes = 64;                                        // of a name in a message
 constexpr double kLeastPositive = std::numeric_limits<float>::denorm_min();  // less is 0 where it is used
 static_assert(kMaxLogitBias == size_t(kMaxJsonMembers),
               "a longer logit_bias is refused, by its name, where the body is read; see parse_json");

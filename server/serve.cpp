@@ -68,25 +68,30 @@ Result<Model> load_weights(const ServeFlags& flags, ModelConfig config) {
   return Model::dummy(std::move(config), flags.seed);
 }
 
+std::filesystem::path tokenizer_folder(const ServeFlags& flags) {
+  return flags.tokenizer.empty() ? flags.model : flags.tokenizer;
+}
+
+// An empty template would render every chat as nothing.
+Result<std::string> read_chat_template(const ServeFlags& flags, const Tokenizer& tokenizer) {
+  const bool given = !flags.chat_template.empty();
+  Result<std::string> source = given ? read_file(flags.chat_template) : tokenizer.chat_template();
+  if (!source || !source->empty()) return source;
+  const std::filesystem::path own = tokenizer_folder(flags) / "chat_template.jinja";
+  std::error_code unreadable;
+  if (!given && !std::filesystem::exists(own, unreadable)) return source;  // a model without one
+  return Error{Error::invalid_argument,
+               given ? fmt::format("{}: is empty; give a Jinja template", flags.chat_template)
+                     : fmt::format("{}: is empty; fetch it again, remove it, or give another with "
+                                   "--chat-template",
+                                   own.string()),
+               "chat-template"};
+}
+
 Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& tokenizer) {
-  std::string source = tokenizer.chat_template();
-  const std::filesystem::path own =
-      std::filesystem::path(flags.tokenizer.empty() ? flags.model : flags.tokenizer) / "chat_template.jinja";
-  if (std::error_code unreadable;
-      flags.chat_template.empty() && source.empty() && std::filesystem::exists(own, unreadable))
-    return Error{Error::invalid_argument,
-                 fmt::format("{}: is empty; fetch it again, remove it, or give another with --chat-template",
-                             own.string()),
-                 "chat-template"};
-  if (!flags.chat_template.empty()) {
-    Result<std::string> file = read_file(flags.chat_template);
-    if (!file) return file.error();
-    if (file->empty())
-      return Error{Error::invalid_argument,
-                   fmt::format("{}: is empty; give a Jinja template", flags.chat_template), "chat-template"};
-    source = *std::move(file);
-  }
-  return make_chat_renderer(source, flags.chat_template.empty() ? "chat template" : flags.chat_template,
+  const Result<std::string> source = read_chat_template(flags, tokenizer);
+  if (!source) return source.error();
+  return make_chat_renderer(*source, flags.chat_template.empty() ? "chat template" : flags.chat_template,
                             tokenizer);
 }
 
@@ -97,7 +102,7 @@ size_t host_slot_bytes(const Loaded& loaded) {
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const ModelConfig& config, int max_model_len) {
-  Result<Tokenizer> tokenizer = Tokenizer::load(flags.tokenizer.empty() ? flags.model : flags.tokenizer);
+  Result<Tokenizer> tokenizer = Tokenizer::load(tokenizer_folder(flags));
   if (!tokenizer) return tokenizer.error();
   if (tokenizer->vocab_size() > config.vocab)
     return Error{Error::invalid_argument,

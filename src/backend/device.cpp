@@ -42,8 +42,7 @@ Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineCo
   if (options.device == Device::cpu && options.cuda_launch.dtype != CudaDtype::automatic)
     return Error{Error::unsupported,
                  "--dtype float16 and bfloat16 are for a GPU, and --device auto found none: the CPU reads "
-                 "weights as they "
-                 "are stored; leave it at auto",
+                 "weights as they are stored; leave it at auto",
                  "dtype"};
   if (options.device == Device::cpu)
     return make_cpu_backend(model, config,

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <new>
 #include <thread>
 
 #include "elastickv/model.h"
 #include "model/weight_table.h"
+#include "util/bfloat.h"
 #include "util/machine_memory.h"
 
 namespace ekv {
@@ -19,11 +19,6 @@ namespace {
 constexpr double kDeviation = 0.02;
 constexpr int kTableBits = 12;
 constexpr size_t kAlignment = 64;  // bytes, of every tensor
-
-uint16_t to_bfloat(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // Quantiles of a normal distribution, by bisection of its distribution function.
 std::array<uint16_t, 1 << kTableBits> make_normal_table() {

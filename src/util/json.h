@@ -14,6 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kMaxJsonDepth = 128;
 constexpr int kMaxJsonMembers = 1024;  // of one object; `Json` searches them linearly
+constexpr size_t kMostNameBytes = 64;  // of a member whose name a message repeats
 
 // The whole text must be one JSON value. Refused: invalid UTF-8, lone surrogate escapes, nesting deeper than
 // `max_depth`, objects of more than kMaxJsonMembers members, anything after the value. A leading UTF-8 byte

@@ -7,8 +7,7 @@
 namespace ekv {
 namespace {
 
-constexpr size_t kManyMembers = 16;     // up to here comparing with each is faster than a tree
-constexpr size_t kMostFieldBytes = 64;  // of a name in a message
+constexpr size_t kManyMembers = 16;  // up to here comparing with each is faster than a tree
 
 }  // namespace
 
@@ -56,7 +55,7 @@ void JsonBuilder::name_field() {
   const Open& whole = open_.front();
   if (!whole.is_object || whole.members.empty()) return;
   const std::string& name = whole.members[whole.place].first;
-  if (name.size() <= kMostFieldBytes) field_ = name;
+  if (name.size() <= kMostNameBytes) field_ = name;
 }
 
 bool JsonBuilder::too_many_members() {

@@ -307,7 +307,9 @@ TEST(Heads, StrictWhereItMattersAndNoFurther) {
       EXPECT_EQ(response.status, 200) << head;
     else
       expect_error(response, status, head);
-    if (status == 505) EXPECT_EQ(response.error()["type"], "invalid_request_error");
+    if (status == 505) {
+      EXPECT_EQ(response.error()["type"], "invalid_request_error");
+    }
     if (status == 400) {
       EXPECT_EQ(client.read_all(), "") << head;  // and the connection ends
     }

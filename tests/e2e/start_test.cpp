@@ -94,7 +94,7 @@ TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Start, AFailedStartIsNoStop) {  // the signal comes when the failure has been said
+TEST(Start, WhatFailsEndsWithItsOwnCode) {
   const auto fails = [](const Model&, const EngineConfig&,
                         const BackendOptions&) -> Result<std::unique_ptr<Backend>> {
     return Error{Error::unsupported, "no backend of this kind", "device"};

@@ -2,26 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "backend/cpu/cpu_kernels.h"
 #include "backend/cpu/cpu_threads.h"
+#include "util/bfloat.h"
 
 namespace ekv {
 namespace {
 
 // Finite ones.
 constexpr float largest(Element e) { return e == Element::bf16 ? 0x1.fep127f : 65504; }
-
-// Nearest, ties to even; of numbers that bf16 has room for.
-void float_to_bfloat(std::span<const float> x, uint16_t* y) {
-  for (size_t i = 0; i < x.size(); ++i) {
-    const auto bits = std::bit_cast<uint32_t>(x[i]);
-    y[i] = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-  }
-}
 
 // Of a tensor with values of this magnitude: `unsupported` where another type may hold them.
 Error does_not_fit(std::string_view name, float magnitude, Element element) {
@@ -91,7 +84,7 @@ class Uploader {
       to_float(tensor, first + begin, values);
       magnitudes_[size_t(piece)] = kernels_.max_abs(values.data(), int(size));
       if (element_ == Element::bf16)
-        float_to_bfloat(values, out.data() + begin);
+        std::ranges::transform(values, out.data() + begin, to_bfloat);
       else
         kernels_.float_to_half(values.data(), out.data() + begin, int(size));
     });

@@ -87,7 +87,7 @@ double decode_attention_us(const CostModel& model, std::span<const ChunkWork> ch
 // Every section must be there and say its source; unknown members, figures outside of the range of their kind
 // and unsorted tables are errors that name section, member, value and range.
 Result<CostModel> parse_cost_model(std::string_view json);
-// A shipped name, or the path of a file; a path has a '/' or ends in .json.
+// A shipped name, or the path of a file.
 Result<CostModel> load_cost_model(const std::string& name_or_file);
 std::span<const std::string_view> shipped_cost_models();
 
