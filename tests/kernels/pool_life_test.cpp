@@ -15,6 +15,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/kv_cache.h"
+#include "support/seed.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_memory.h"
 #include "tests/support/kv_definition.h"
@@ -426,7 +427,7 @@ void live(int steps, unsigned seed) {
 }
 
 TEST(PoolLife, ShortAndAlwaysTheSame) { live(kShort, 1); }
-TEST(PoolLife, LongAndRandom) { live(long_run(10000), std::random_device()()); }
+TEST(PoolLife, LongAndRandom) { live(long_run(10000), drawn_seed()); }
 
 }  // namespace
 }  // namespace ekv::test

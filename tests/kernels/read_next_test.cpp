@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "support/seed.h"
+
 namespace ekv::test {
 namespace {
 
@@ -26,7 +28,7 @@ void expect_all_once(uint32_t bytes, uint32_t parts) {
 }
 
 TEST(ReadNext, SlicesAreAllOfItOnce) {
-  const unsigned seed = std::random_device()();
+  const unsigned seed = drawn_seed();
   std::mt19937 rng(seed);
   std::vector<uint32_t> sizes{
       0, 16, 112, 128, 144, 16 * 1001, 6 << 20, (6 << 20) + 16, kMostReadNext - 16, kMostReadNext};

@@ -13,6 +13,7 @@
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
 #include "support/golden_model.h"
+#include "support/seed.h"
 
 namespace ekv::test {
 namespace {
@@ -192,24 +193,23 @@ class Mixer {
 };
 
 TEST_P(CpuInvariance, TokensAndLogprobsDoNotDependOnTheCompany) {
-  std::random_device device_seed;
-  const unsigned seed = device_seed();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
-  std::vector<Job> jobs = make_jobs(rng, 9);
-  for (Job& job : jobs) job.alone = run_alone(job);
   int preempted = 0, shared = 0;
-  for (int threads : {1, 2, 3}) {
-    const auto device = backend(threads);
-    Mixer mixer(jobs, rng, model_->config().vocab);
-    while (mixer.step(*device)) {
-      ASSERT_FALSE(HasFatalFailure()) << "seed " << seed << ", " << threads << " threads";
+  for (const unsigned seed : seeds(3)) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    std::vector<Job> jobs = make_jobs(rng, 9);
+    for (Job& job : jobs) job.alone = run_alone(job);
+    for (int threads : {1, 2, 3}) {
+      const auto device = backend(threads);
+      Mixer mixer(jobs, rng, model_->config().vocab);
+      while (mixer.step(*device)) ASSERT_FALSE(HasFatalFailure()) << threads << " threads";
+      if (!is_fixed(seed)) continue;
+      preempted += mixer.num_preempted();
+      shared += mixer.num_shared();
     }
-    preempted += mixer.num_preempted();
-    shared += mixer.num_shared();
   }
-  EXPECT_GT(preempted, 0) << "seed " << seed;
-  EXPECT_GT(shared, 0) << "seed " << seed;
+  EXPECT_GT(preempted, 10);
+  EXPECT_GT(shared, 5);
 }
 
 // Prompt logprobs in one chunk and in chunks of 1, 7 and 32 tokens.

@@ -15,6 +15,7 @@
 #include "backend/cuda/gemm_cache.h"
 #include "kernels/layer_ops.h"
 #include "support/number_formats.h"
+#include "support/seed.h"
 
 namespace ekv::test {
 namespace {
@@ -41,8 +42,7 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
  protected:
   void SetUp() override {
     for (GemmShape& s : shapes_) s.element = GetParam();
-    const unsigned seed = std::random_device()();
-    std::printf("seed %u\n", seed);
+    const unsigned seed = drawn_seed();
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal;
     for (const GemmShape& s : shapes_) {

@@ -10,6 +10,7 @@
 #include "elastickv/model.h"
 #include "support/backend_driver.h"
 #include "support/golden_model.h"
+#include "support/seed.h"
 
 namespace ekv::test {
 namespace {
@@ -137,8 +138,7 @@ class CudaInFlight : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(CudaInFlight, GraphsAndStepsInFlightChangeNoBit) {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
+  const unsigned seed = drawn_seed();
   SCOPED_TRACE(seed);
   const Texts want = run({.eager = true}, seed);
   EXPECT_EQ(run({.eager = false}, seed), want) << "graphs";

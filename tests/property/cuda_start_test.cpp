@@ -124,6 +124,23 @@ TEST(CudaStart, NoStepLoadsCode) {
   EXPECT_TRUE(counts.general);
 }
 
+TEST(CudaStart, WhatABackendTookIsGivenBackWithIt) {
+  const auto model = load_golden("tiny-llama");
+  ASSERT_TRUE(model);
+  const size_t before = held_bytes();
+  for (const auto& [policy, slots] :
+       {std::pair{KvPolicy::target_only, 0}, {KvPolicy::exact_offload, 100}, {KvPolicy::elastic, 100}}) {
+    SCOPED_TRACE(std::string(name_of(policy)));
+    const EngineConfig config = pressed(policy);
+    auto backend =
+        make_cuda_backend(*model, config, {.num_host_slots = slots, .host_content = host_content(policy)});
+    ASSERT_TRUE(backend) << backend.error().message;
+    EXPECT_GT(held_bytes(), before);
+    serve(config, *std::move(backend), {request(100, 1), request(300, 2)});
+    EXPECT_EQ(held_bytes(), before);
+  }
+}
+
 // Low bytes and loaded pairs come up beside a step, never ahead of what it waits for.
 TEST(CudaStep, NoCopyToTheDeviceOvertakesWhatAStepUploads) {
   const auto model = load_golden("tiny-llama");

@@ -11,6 +11,7 @@
 #include "backend/sim/sim_backend.h"
 #include "elastickv/engine.h"
 #include "support/allocation_counter.h"
+#include "support/seed.h"
 
 namespace ekv {
 namespace {
@@ -148,11 +149,7 @@ class Machine {
 };
 
 TEST(SimInFlight, StepsAndCopiesBeginAndEndAsOnAMachineThatLivesThroughEveryMicrosecond) {
-  const unsigned drawn = std::random_device()();
-  std::printf("seeds 1 to 20 and %u\n", drawn);
-  std::vector<unsigned> seeds{drawn};
-  for (unsigned seed = 1; seed <= 20; ++seed) seeds.push_back(seed);
-  for (const unsigned seed : seeds) {
+  for (const unsigned seed : test::seeds(20)) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 rng(seed);
     VirtualClock clock;
@@ -359,11 +356,9 @@ void expect_as_asked(const Asked& asked, const Answer& got) {
 }
 
 TEST(SimInFlight, AnswersAreThoseOfOneStepInFlightUnderEveryPolicy) {
-  const unsigned drawn = std::random_device()();
-  std::printf("seeds 1 to 8 and %u\n", drawn);
   std::map<KvPolicy, int64_t> preempted, demoted, loads;
   int64_t promoted = 0;
-  for (const unsigned seed : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, drawn})
+  for (const unsigned seed : test::seeds(8))
     for (const KvPolicy policy :
          {KvPolicy::target_only, KvPolicy::exact_offload, KvPolicy::elastic, KvPolicy::static8}) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(name_of(policy)));
@@ -384,7 +379,7 @@ TEST(SimInFlight, AnswersAreThoseOfOneStepInFlightUnderEveryPolicy) {
       }
       serve(config, asked, again);
       EXPECT_EQ(again.clock.now_us(), two.clock.now_us()) << "the same again";
-      if (seed == drawn) continue;
+      if (!test::is_fixed(seed)) continue;
       preempted[policy] += two.preempted, demoted[policy] += two.demoted, loads[policy] += two.loads;
       promoted += two.promoted;
     }

@@ -100,7 +100,6 @@ void poison(void* p, size_t bytes) { std::memset(p, 0x7f, bytes); }  // NaN as f
 cudaError_t take(void** p, size_t bytes) {
   *p = bytes == 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (bytes > 0) poison(*p, bytes), known[static_cast<char*>(*p)] = bytes;
-  taken += bytes;
   return done();
 }
 
@@ -153,6 +152,12 @@ void ekv::test::forget_code() { code.clear(); }
 
 int ekv::test::overtaken_uploads() { return overtaken; }
 
+size_t ekv::test::held_bytes() {
+  size_t bytes = 0;
+  for (const auto& [begin, size] : known) bytes += size;
+  return bytes;
+}
+
 void ekv::test::refuse_to_lock(bool refuse) { refuses_to_lock = refuse; }
 
 void ekv::test::lose_context() {
@@ -162,8 +167,11 @@ void ekv::test::lose_context() {
 
 extern "C" {
 
-cudaError_t cudaMalloc(void** p, size_t bytes) { return take(p, bytes); }
-cudaError_t cudaFree(void* p) { return give_back(p); }
+cudaError_t cudaMalloc(void** p, size_t bytes) { return taken += bytes, take(p, bytes); }
+cudaError_t cudaFree(void* p) {
+  if (const auto it = known.find(static_cast<char*>(p)); it != known.end()) taken -= it->second;
+  return give_back(p);
+}
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(p, bytes); }
 cudaError_t cudaFreeHost(void* p) { return give_back(p); }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {

@@ -21,6 +21,9 @@ void forget_code();  // as in a new process
 // some: those may have waited for them.
 int overtaken_uploads();
 
+// Memory of the device and page-locked memory of the host that was taken and not given back.
+size_t held_bytes();
+
 // While true, cudaHostRegister has no memory to lock.
 void refuse_to_lock(bool refuse);
 

@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu_attention.h"
 #include "support/backend_driver.h"
 #include "support/base_pages.h"
+#include "support/seed.h"
 
 namespace ekv::test {
 namespace {
@@ -30,8 +31,7 @@ enum class Cache { packed, masked, unpacked };
 class BaseAttention : public testing::TestWithParam<AttentionShape> {
  protected:
   void SetUp() override {
-    const unsigned seed = std::random_device()();
-    std::printf("seed %u\n", seed);
+    const unsigned seed = drawn_seed();
     rng_.seed(seed);
     std::vector<int32_t> pages = all_pages(kPages);
     std::shuffle(pages.begin(), pages.end(), rng_);

@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "support/seed.h"
 #include "tests/support/sampling_rows.h"
 
 namespace ekv::test {
@@ -192,8 +193,7 @@ TEST(Sampler, ARowWithoutTokensHasNoAnswer) {
 
 // Every setting, and all instruction sets alike.
 TEST(Sampler, DrawsWhatTheDefinitionDraws) {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
+  const unsigned seed = drawn_seed();
   std::mt19937 rng(seed);
   for (const int vocab : {7, 1000, 4097, 49152})
     for (int i = 0; i < (vocab > 10000 ? 40 : 200); ++i) {
@@ -219,8 +219,7 @@ TEST(Sampler, KnownDraws) {
 
 // Chi-square of 40,000 draws with a new seed each time the test runs; wrong once in a million runs or so.
 TEST(Sampler, DrawsFollowTheDistribution) {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
+  const unsigned seed = drawn_seed();
   struct Case {
     float temperature;
     int top_k;
@@ -253,8 +252,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
 
 // Consecutive tokens of a sequence, and the choices of a request, whose seeds are neighbours: no correlation.
 TEST(Sampler, DrawsOfNeighboursAreIndependent) {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
+  const unsigned seed = drawn_seed();
   for (const bool by_seed : {false, true}) {
     Row row({0.0f, 0.5f, 1.0f, -0.5f});
     std::vector<int> pairs(16);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "support/base_pages.h"
+#include "support/seed.h"
 
 namespace ekv::test {
 namespace {
@@ -39,12 +40,6 @@ struct Rig {
 };
 
 CpuOptions low_planes(int delay = 0) { return {.num_host_slots = kSlots, .transfer_delay = delay}; }
-
-unsigned print_seed() {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
-  return seed;
-}
 
 // The pages of the pair in both fidelities; `was` is the pool before the demotion.
 void expect_packed(const Rig& rig, const CpuKvPool& was, BaseFormat format, std::span<const std::byte> low,
@@ -89,7 +84,7 @@ void expect_same_but(const Rig& rig, const std::vector<std::byte>& before, std::
 class Transitions : public testing::TestWithParam<BaseFormat> {};
 
 TEST_P(Transitions, PromotionUndoesDemotionAndNeighboursStay) {
-  std::mt19937 rng(print_seed());
+  std::mt19937 rng(drawn_seed());
   std::set<int> exponents;
   for (int dim : kHeadDims) {
     for (int round = 0; round < 4; ++round) {
@@ -192,7 +187,7 @@ TEST(TransitionsE5m2, AllCodesSurvive) {
 
 // Write-through: the low bytes are on the host before the demotion, which then copies nothing.
 TEST(Transfers, ABackupBeforeTheDemotionServesThePromotion) {
-  std::mt19937 rng(print_seed());
+  std::mt19937 rng(drawn_seed());
   for (BaseFormat format : {BaseFormat::fixed8, BaseFormat::e5m2}) {
     Rig rig(80, format, low_planes());
     write_random_block(rig.pool, kEven, rng);
@@ -212,7 +207,7 @@ TEST(Transfers, ABackupBeforeTheDemotionServesThePromotion) {
 }
 
 TEST(Transfers, WholePairsGoOutAndComeBackToOtherPages) {
-  std::mt19937 rng(print_seed());
+  std::mt19937 rng(drawn_seed());
   Rig rig(64, BaseFormat::fixed8, {.num_host_slots = kSlots, .host_content = HostContent::whole_pairs});
   EXPECT_EQ(rig.transitions.host_bytes(), kSlots * 2 * rig.pool.shape().page_bytes());
   write_random_block(rig.pool, kEven, rng);
@@ -231,7 +226,7 @@ TEST(Transfers, WholePairsGoOutAndComeBackToOtherPages) {
 
 // Copies end `delay` steps late, in order, and are made then: what happens to their source until then shows.
 TEST(Transfers, EndLateAndInOrder) {
-  std::mt19937 rng(print_seed());
+  std::mt19937 rng(drawn_seed());
   Rig rig(64, BaseFormat::fixed8, low_planes(2));
   write_random_block(rig.pool, kEven, rng);
   write_random_block(rig.pool, kOdd, rng);

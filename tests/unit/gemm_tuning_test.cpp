@@ -11,6 +11,7 @@
 #include "backend/cuda/gemm_cache.h"
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/row_buckets.h"
+#include "support/seed.h"
 
 namespace ekv {
 namespace {
@@ -39,8 +40,7 @@ GemmCache random_cache(std::mt19937& rng) {
 }
 
 TEST(GemmCache, ReadsWhatItWrote) {
-  const unsigned seed = std::random_device()();
-  std::printf("seed %u\n", seed);
+  const unsigned seed = test::drawn_seed();
   std::mt19937 rng(seed);
   const GemmCache cache = random_cache(rng);
   const Result<GemmCache> read = parse_gemm_cache(to_text(cache));

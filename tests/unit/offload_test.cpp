@@ -9,6 +9,7 @@
 
 #include "elastickv/kv_manager.h"
 #include "elastickv/scheduler.h"
+#include "support/seed.h"
 
 namespace ekv {
 namespace {
@@ -302,8 +303,7 @@ TEST_F(OffloadManager, WhatAPreemptedSequenceWaitsForIsNotTheOldest) {
 // What is remembered of a sequence that waits changes no result: the host forgets pairs of its chain, gives
 // their slots to others and gets them back, and a sequence that was never looked up finds the same.
 TEST_F(OffloadManager, WhoWaitsFindsOnTheHostWhatANewcomerFinds) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE("seed " + std::to_string(seed));
+  const unsigned seed = test::drawn_seed();
   std::mt19937 rng(seed);
   start(40, 9, false);  // what is found is on the host alone, and of 24 pairs it holds 9
   std::vector<Sequence*> waiting;
