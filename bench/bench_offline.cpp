@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <random>
 
-#include "backend/device.h"
-#include "backend/host_slots.h"
 #include "bench/command.h"
 #include "server/engine_flags.h"
 #include "server/kv_flags.h"
@@ -23,11 +21,12 @@ struct RawFlags {
   KvFlags kv;
 };
 
-void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
+void add_model_flags(CLI::App& app, ModelFlags& flags, RawFlags& raw) {
   app.add_option("--model", flags.model, model_help())->required();
   app.add_option("--load-format", flags.load_format, "auto, or dummy (random weights)")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
+  flags.device = "cpu";
   app.add_option("--device", flags.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
@@ -41,14 +40,14 @@ void add_model_flags(CLI::App& app, OfflineModelFlags& flags, RawFlags& raw) {
   add_kv_flags(app, flags.engine, flags.base_fill, raw.kv);
 }
 
-void finish_model_flags(const CLI::App& app, const RawFlags& raw, OfflineModelFlags& flags) {
+void finish_model_flags(const CLI::App& app, const RawFlags& raw, ModelFlags& flags) {
   finish_engine_flags(raw.engine, flags.engine);
   finish_cuda_flags(flags.device, flags.cuda_launch);
   finish_kv_flags(app, raw.kv, flags.engine);
 }
 
 struct LatencyFlags {
-  OfflineModelFlags model;
+  ModelFlags model;
   int input_len = 32, output_len = 128, batch_size = 8, n = 1, warmups = 10, iterations = 30;
   std::string output_json;
 };
@@ -59,8 +58,8 @@ Result<std::vector<OfflineEngine::Totals>> measure_latency(const LatencyFlags& f
   Progress progress;
   for (int i = -flags.warmups; i < flags.iterations; ++i) {
     std::vector<Request> requests;
-    for (Request& prompt : random_requests(flags.batch_size, flags.input_len, flags.output_len,
-                                           engine.model().vocab, flags.model.seed))
+    for (Request& prompt :
+         random_requests(flags.batch_size, flags.input_len, flags.output_len, engine.vocab(), flags.model.seed))
       for (int copy = 0; copy < flags.n; ++copy) {
         prompt.sampling.seed = uint64_t(requests.size());
         requests.push_back(prompt);
@@ -113,7 +112,7 @@ void print_latency(const Json& json) {
 }
 
 struct ThroughputFlags {
-  OfflineModelFlags model;
+  ModelFlags model;
   DatasetOptions dataset;
   int n = 1;
   std::string output_json;
@@ -171,13 +170,14 @@ int run_throughput(const ThroughputFlags& flags) {
   if (!trace) return fail(trace.error());
   int longest = 0;
   for (const TraceRequest& r : trace->requests) longest = std::max(longest, r.input_tokens + r.output_tokens);
-  const auto engine = OfflineEngine::make(flags.model, longest);
+  const auto engine = OfflineEngine::make(
+      flags.model, {.asked = longest, .flag = flags.dataset.path.empty() ? "input-len" : "dataset-path"});
   if (!engine) return fail(engine.error());
   std::vector<Request> requests;
   int64_t input_tokens = 0;
   for (const TraceRequest& r : trace->requests)
     for (int copy = 0; copy < flags.n; ++copy) {
-      requests.push_back(fixed_request(prompt_tokens(*trace, r, flags.dataset.seed, (*engine)->model().vocab),
+      requests.push_back(fixed_request(prompt_tokens(*trace, r, flags.dataset.seed, (*engine)->vocab()),
                                        r.output_tokens, uint64_t(requests.size())));
       input_tokens += copy == 0 ? r.input_tokens : 0;
     }
@@ -193,27 +193,15 @@ int run_throughput(const ThroughputFlags& flags) {
 
 }  // namespace
 
-Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const OfflineModelFlags& flags, int longest) {
-  Result<Model> model = load_model(flags);
-  if (!model) return model.error();
-  std::unique_ptr<OfflineEngine> made(new OfflineEngine(*std::move(model)));
-  const Result<Device> device = choose_device(flags.device);
-  if (!device) return device.error();
-  EngineConfig wanted = flags.engine;
-  wanted.max_model_len = longest;
-  wanted.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
-  if (Status small = size_pool(*device, made->model(), wanted)) return *std::move(small);
-  const Result<EngineConfig> config = fit_engine(wanted, made->model(), longest);
-  if (!config) return config.error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(*made->model_, *config,
-                                                          {.device = *device,
-                                                           .threads = flags.threads,
-                                                           .base_fill = flags.base_fill,
-                                                           .cuda_launch = flags.cuda_launch});
+Result<std::unique_ptr<OfflineEngine>> OfflineEngine::make(const ModelFlags& flags,
+                                                           const LongestSequence& longest) {
+  const Result<Start> start = prepare_start(flags, longest);
+  if (!start) return start.error();
+  Result<std::unique_ptr<Backend>> backend = load_backend(flags, *start);
   if (!backend) return backend.error();
-  warn_of_no_host_memory(config->fidelity.policy, (*backend)->info().num_host_slots);
+  std::unique_ptr<OfflineEngine> made(new OfflineEngine(start->model.vocab));
   EngineListener& listener = *made;
-  made->engine_ = std::make_unique<Engine>(*config, *std::move(backend), made->clock_, listener);
+  made->engine_ = std::make_unique<Engine>(start->engine, *std::move(backend), made->clock_, listener);
   return made;
 }
 
@@ -271,9 +259,13 @@ int bench_latency(int argc, const char* const* argv) {
   count("--num-iters-warmup", flags.warmups, 0, "batches that are not counted");
   count("--num-iters", flags.iterations, 1, "batches that are");
   app.add_option("--output-json", flags.output_json, "file for the result");
-  if (const auto code = parse_flags(app, argc, argv, [&] { finish_model_flags(app, raw, flags.model); }))
-    return *code;
-  const auto engine = OfflineEngine::make(flags.model, flags.input_len + flags.output_len);
+  const auto finish = [&] {
+    finish_model_flags(app, raw, flags.model);
+    must_be_writable("--output-json", flags.output_json);
+  };
+  if (const auto code = parse_flags(app, argc, argv, finish)) return *code;
+  const auto engine =
+      OfflineEngine::make(flags.model, {.asked = flags.input_len + flags.output_len, .flag = "input-len"});
   if (!engine) return fail(engine.error());
   const Result<std::vector<OfflineEngine::Totals>> batches = measure_latency(flags, **engine);
   if (!batches) return fail(batches.error());
@@ -289,8 +281,11 @@ int bench_throughput(int argc, const char* const* argv) {
   RawFlags raw;
   add_model_flags(app, flags.model, raw);
   add_throughput_flags(app, flags);
-  if (const auto code = parse_flags(app, argc, argv, [&] { finish_model_flags(app, raw, flags.model); }))
-    return *code;
+  const auto finish = [&] {
+    finish_model_flags(app, raw, flags.model);
+    must_be_writable("--output-json", flags.output_json);
+  };
+  if (const auto code = parse_flags(app, argc, argv, finish)) return *code;
   flags.dataset.seed = flags.model.seed;
   if (flags.dataset.name == "lengths" && flags.dataset.path.empty())
     return fail({Error::invalid_argument, "--dataset-name lengths needs --dataset-path FILE", "dataset-path"});

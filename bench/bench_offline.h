@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/start.h"
 #include "bench/arrivals.h"
-#include "bench/offline_model.h"
 #include "elastickv/engine.h"
 
 namespace ekv {
@@ -15,8 +15,8 @@ namespace ekv {
 // One engine, driven by the caller's thread.
 class OfflineEngine : private EngineListener {
  public:
-  // `longest`: tokens of the longest sequence to come. Errors: model, settings, a pool too small for it.
-  static Result<std::unique_ptr<OfflineEngine>> make(const OfflineModelFlags& flags, int longest);
+  // Errors: see prepare_start() and load_backend().
+  static Result<std::unique_ptr<OfflineEngine>> make(const ModelFlags& flags, const LongestSequence& longest);
 
   struct Totals {
     double elapsed_s = 0;
@@ -27,14 +27,14 @@ class OfflineEngine : private EngineListener {
   // Submits everything at once and steps until all is done. An Error when a request was refused or failed.
   Result<Totals> run(std::vector<Request> requests);
 
-  const ModelConfig& model() const { return model_->config(); }
+  int vocab() const { return vocab_; }  // of the model
 
  private:
-  explicit OfflineEngine(Model model) : model_(std::make_unique<Model>(std::move(model))) {}
+  explicit OfflineEngine(int vocab) : vocab_(vocab) {}
   void on_event(SeqEvent event) override;
   void on_step(const StepRecord& record) override;
 
-  std::unique_ptr<Model> model_;  // outlives the backend
+  int vocab_;
   SteadyClock clock_;
   std::unique_ptr<Engine> engine_;
   Totals totals_;

@@ -7,8 +7,6 @@
 #include <cmath>
 #include <thread>
 
-#include "backend/device.h"
-#include "backend/host_slots.h"
 #include "bench/command.h"
 #include "bench/sim_replay.h"
 
@@ -170,32 +168,21 @@ Result<ReplayOutcome> replay_on_sim(const ReplayFlags& flags, const Trace& trace
 }
 
 Result<ReplayOutcome> replay_on_device(const ReplayFlags& flags, const Trace& trace) {
-  const Result<Model> model = load_model(flags.model);
-  if (!model) return model.error();
-  const ModelConfig& config = model->config();
-  const int needed = std::min(longest_of(trace), config.max_position);
-  const Result<Device> device = choose_device(flags.device);
-  if (!device) return device.error();
-  EngineConfig wanted = flags.model.engine;
-  wanted.max_model_len = flags.max_model_len.value_or(needed);
-  wanted.async_scheduling = flags.model.async_scheduling.value_or(default_async_scheduling(*device));
-  if (Status small = size_pool(*device, config, wanted)) return *std::move(small);
-  const Result<EngineConfig> engine = fit_engine(wanted, config, wanted.max_model_len);
-  if (!engine) return engine.error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(*model, *engine,
-                                                          {.device = *device,
-                                                           .threads = flags.model.threads,
-                                                           .base_fill = flags.model.base_fill,
-                                                           .cuda_launch = flags.model.cuda_launch});
+  ModelFlags on_device = flags.model;
+  on_device.device = flags.device;
+  const Result<Start> start =
+      prepare_start(on_device, {.asked = flags.max_model_len, .at_most = longest_of(trace)});
+  if (!start) return start.error();
+  Result<std::unique_ptr<Backend>> backend = load_backend(on_device, *start);
   if (!backend) return backend.error();
-  warn_of_no_host_memory(engine->fidelity.policy, (*backend)->info().num_host_slots);
-  const ReplayLoad load = replay_load(trace, flags.load.seed, config.vocab);
+  const EngineConfig& engine = start->engine;
+  const ReplayLoad load = replay_load(trace, flags.load.seed, start->model.vocab);
   std::vector<ReplayDevice> devices;
   devices.push_back({std::make_unique<RealReplayClock>(), *std::move(backend)});
   Result<ReplayResult> result =
-      run_replay(load, std::move(devices), replay_options(flags, *engine, load.requests.size()));
+      run_replay(load, std::move(devices), replay_options(flags, engine, load.requests.size()));
   if (!result) return result.error();
-  ReplayOutcome outcome = outcome_of(flags, *engine, *std::move(result));
+  ReplayOutcome outcome = outcome_of(flags, engine, *std::move(result));
   outcome.report.engine.simulated_s = std::nullopt;
   return outcome;
 }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/start.h"
 #include "bench/load_client.h"
-#include "bench/offline_model.h"
 #include "bench/replay_run.h"
 #include "bench/trace.h"
 #include "elastickv/backend.h"
@@ -25,7 +25,7 @@ struct ReplayFlags {
   std::string device = "sim";  // sim, cpu, cuda
   std::string cost_model;      // sim: name or file
   int replicas = 1;            // sim
-  OfflineModelFlags model;  // cpu, cuda; its engine is that of sim too, its model the name asked for over HTTP
+  ModelFlags model;  // cpu, cuda; its engine is that of sim too, its model the name asked for over HTTP
   std::string preset;
   std::optional<int> max_model_len;  // absent: as long as the load needs, or the model has positions
   std::string url;                   // not empty: a server instead of a device

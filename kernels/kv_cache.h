@@ -63,6 +63,8 @@ struct KvWriteArgs {
 void launch_kv_write(const KvWriteArgs& args, cudaStream_t stream);
 // From here on its kernel is another one: a quarter of the groups fills the device.
 constexpr int kManyKvRows = 512;
+// Rows times all heads of Q, K and V are fewer: row and head indices are 32 bits wide.
+constexpr int64_t kMostKvRowHeads = int64_t(1) << 26;
 
 // Whole pairs, all layers and KV heads, in one launch.
 //

@@ -366,8 +366,8 @@ void launch_kv_write(const KvWriteArgs& args, cudaStream_t stream) {
   EKV_CHECK(!args.q_norm == !args.k_norm, "QK-norm needs both weights");
   EKV_CHECK(!args.rope_cos == !args.rope_sin, "RoPE needs both tables");
   EKV_CHECK(0 <= args.layer && args.layer < args.shape.layers, "layer outside the pool");
-  EKV_CHECK(int64_t(args.num_rows) * (args.heads + 2 * args.shape.kv_heads) < int64_t(1) << 26,
-            "row and head indices are 32 bits wide");
+  EKV_CHECK(int64_t(args.num_rows) * (args.heads + 2 * args.shape.kv_heads) < kMostKvRowHeads,
+            "more rows than indices");
   if (args.num_rows == 0) return;
   if (args.element == Element::bf16)
     launch_for<__nv_bfloat16>(args, stream);

@@ -126,9 +126,18 @@ void check_16bit(Element element, int width) {
 
 }  // namespace
 
+bool has_device_code() {
+  cudaFuncAttributes code;
+  const cudaError_t result = cudaFuncGetAttributes(&code, silu_mul_kernel<__half>);
+  if (result == cudaErrorNoKernelImageForDevice || result == cudaErrorInvalidDeviceFunction)
+    return cudaGetLastError(), false;
+  cuda_check(result);
+  return true;
+}
+
 void launch_rms_norm(const RmsNormArgs& args, cudaStream_t stream) {
   check_16bit(args.element, args.hidden);
-  EKV_CHECK(args.hidden <= 32768, "a row must fit in the registers of one block");
+  EKV_CHECK(args.hidden <= kMaxHidden, "a row must fit in the registers of one block");
   check_read_next(args.next);
   if (args.num_rows == 0) return;
   if (args.element == Element::bf16)

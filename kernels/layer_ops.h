@@ -12,6 +12,11 @@
 
 namespace ekv {
 
+constexpr int kMaxHidden = 32768;  // a row must fit in the registers of one block
+
+// Whether this build has code for the current device. Throws CudaError when the device cannot be used at all.
+bool has_device_code();
+
 // residual = round(x + residual);  out = residual / sqrt(mean(residual^2) + epsilon) * weight
 // Without a residual: out = x / sqrt(mean(x^2) + epsilon) * weight.
 // The norm reads the rounded sum, which is what the next layer adds to. Error: 2^-20 relative before rounding.
@@ -22,7 +27,7 @@ struct RmsNormArgs {
   const void* weight = nullptr;  // [hidden]
   void* out = nullptr;           // [num_rows][hidden]
   int num_rows = 0;
-  int hidden = 0;  // at most 32768
+  int hidden = 0;  // at most kMaxHidden
   float epsilon = 1e-6f;
   Element element = Element::bf16;
   ReadNext next{};  // asked for before the kernels ahead have ended

@@ -229,7 +229,8 @@ size_t sampling_workspace_bytes(int max_rows, int vocab) {
 void launch_sample(const SampleArgs& args, cudaStream_t stream) {
   using namespace sampling;
   const int chunks = ceil_div(args.vocab, kChunk);
-  EKV_CHECK(args.vocab > 0 && chunks <= kMaxChunks, "vocab must be in 1 .. 2^20");
+  static_assert(ceil_div(kMaxVocab, kChunk) <= kMaxChunks);
+  EKV_CHECK(args.vocab > 0 && args.vocab <= kMaxVocab, "a vocabulary out of range");
   EKV_CHECK(args.row_stride >= args.vocab && args.row_stride % 8 == 0, "rows are read in whole groups");
   EKV_CHECK(args.num_rows <= 65535, "a grid dimension holds at most 65535");
   EKV_CHECK(args.workspace || args.num_rows == 0, "sampling needs a workspace");

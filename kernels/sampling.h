@@ -14,6 +14,7 @@
 namespace ekv {
 
 constexpr int kMaxTopLogprobs = 20;
+constexpr int kMaxVocab = 1 << 20;
 
 // What the engine's SamplingParams come to for one row of one step.
 struct RowSampling {
@@ -42,7 +43,7 @@ struct SampleArgs {
   const void* logits = nullptr;  // [num_rows][vocab] of `element`, rows `row_stride` elements apart
   Element element = Element::fp32;
   int num_rows = 0;                      // 0 launches nothing
-  int vocab = 0;                         // at most 2^20
+  int vocab = 0;                         // at most kMaxVocab
   int row_stride = 0;                    // >= vocab; a multiple of 8 lets loads be 16 bytes wide
   const RowSampling* params = nullptr;   // [num_rows]
   const int32_t* bias_tokens = nullptr;  // [..] bans (min_tokens, bad words) and the request's logit_bias

@@ -36,7 +36,7 @@ std::string model_help();
 // "--dtype", "--enforce-eager", "--gemm-tuning", "--gemm-cache". `launch` outlives the parsing.
 void add_cuda_flags(CLI::App& app, CudaLaunch& launch);
 // Throws CLI::ValidationError for a type that `device`, as --device names it, does not have. What "auto" means
-// is not known yet: make_backend() says it then.
+// is not known yet: prepare_start() says it then.
 void finish_cuda_flags(std::string_view device, const CudaLaunch& launch);
 
 // Checks for options whose messages show bounds as people write them.

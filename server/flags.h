@@ -7,26 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "backend/device.h"
-#include "elastickv/config.h"
+#include "backend/start.h"
 #include "server/http.h"
 
 namespace ekv {
 
-struct ServeFlags {
-  std::string model;                            // folder or built-in name
+struct ServeFlags : ModelFlags {
   std::string tokenizer;                        // folder of tokenizer.json; empty: the model's
   std::vector<std::string> served_model_names;  // empty: the model as given
   std::optional<int> max_model_len;             // tokens; absent: the model's own, or what fits
-  std::optional<bool> async_scheduling;         // absent: as the device has it
-  CudaLaunch cuda_launch;
-  EngineConfig engine;  // max_model_len is decided at start
   HttpConfig http;
-  std::string load_format = "auto";  // auto, safetensors, dummy
-  std::string device = "auto";       // auto, cpu, cuda
-  int threads = 0;                   // of the CPU backend; 0: all cores
-  BaseFill base_fill = BaseFill::mid;
-  uint64_t seed = 0;  // of dummy weights
   int max_logprobs = 20;
   bool use_generation_config = true;  // sampling defaults from generation_config.json
   std::string chat_template;          // file; empty: the model's

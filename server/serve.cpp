@@ -9,10 +9,7 @@
 #include <atomic>
 #include <filesystem>
 
-#include "backend/device.h"
-#include "backend/host_slots.h"
 #include "elastickv/backend.h"
-#include "elastickv/model.h"
 #include "elastickv/step_log.h"
 #include "elastickv/tokenizer.h"
 #include "server/chat_prompt.h"
@@ -28,45 +25,11 @@ namespace {
 // --shutdown-timeout, and after a second signal.
 constexpr std::chrono::seconds kStopGrace{8}, kHurriedStopGrace{4};
 
-struct Loaded {
-  Model model;
+// All that can be said before the weights are loaded has been said.
+struct Prepared {
+  Start start;
   ServedModel served;
-  EngineConfig engine;
-  Device device;
 };
-
-bool is_folder(const std::string& path) {
-  std::error_code unreadable;
-  return std::filesystem::is_directory(path, unreadable);
-}
-
-Result<ModelConfig> read_config(const ServeFlags& flags) {
-  if (is_folder(flags.model)) return load_model_config(flags.model, flags.max_model_len.value_or(0));
-  return builtin_model_config(flags.model);
-}
-
-// What a built-in model lacks, which is a shape alone.
-Status check_parts(const ServeFlags& flags) {
-  if (is_folder(flags.model)) return std::nullopt;
-  if (flags.load_format != "dummy")
-    return Error{Error::invalid_argument,
-                 fmt::format("the built-in model '{}' has no weights; add --load-format dummy", flags.model),
-                 "load-format"};
-  if (!flags.tokenizer.empty()) return std::nullopt;
-  return Error{
-      Error::invalid_argument,
-      fmt::format("the built-in model '{}' has no tokenizer; add --tokenizer FOLDER, which may be that of "
-                  "another model with no more tokens in its vocabulary",
-                  flags.model),
-      "tokenizer"};
-}
-
-// After check_parts().
-Result<Model> load_weights(const ServeFlags& flags, ModelConfig config) {
-  if (flags.load_format != "dummy") return Model::load(flags.model, std::move(config));
-  if (Status large = check_dummy_memory(config)) return *std::move(large);
-  return Model::dummy(std::move(config), flags.seed);
-}
 
 std::filesystem::path tokenizer_folder(const ServeFlags& flags) {
   return flags.tokenizer.empty() ? flags.model : flags.tokenizer;
@@ -93,12 +56,6 @@ Result<RenderChat> load_chat_template(const ServeFlags& flags, const Tokenizer& 
   if (!source) return source.error();
   return make_chat_renderer(*source, flags.chat_template.empty() ? "chat template" : flags.chat_template,
                             tokenizer);
-}
-
-size_t host_slot_bytes(const Loaded& loaded) {
-  const KvShape shape = loaded.model.config().kv_shape();
-  const bool whole = host_content(loaded.engine.fidelity.policy) == HostContent::whole_pairs;
-  return whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
 }
 
 Result<ServedModel> describe(const ServeFlags& flags, const ModelConfig& config, int max_model_len) {
@@ -128,57 +85,56 @@ Result<ServedModel> describe(const ServeFlags& flags, const ModelConfig& config,
                      .root = flags.model};
 }
 
-Result<Loaded> load(const ServeFlags& flags) {
-  Result<ModelConfig> config = read_config(flags);
-  if (!config) return config.error();
-  if (Status lacking = check_parts(flags)) return *std::move(lacking);
-  if (Status taken = try_address(flags.http.host, flags.http.port)) return *std::move(taken);
-  const Result<Device> device = choose_device(flags.device);
-  if (!device) return device.error();
-  if (Status wrong = check_device_flags(flags, *device)) return *std::move(wrong);
-  EngineConfig engine = flags.engine;
-  engine.async_scheduling = flags.async_scheduling.value_or(default_async_scheduling(*device));
-  const char* pool_flag = engine.kv.num_pages > 0 ? "num-gpu-blocks-override" : "kv-cache-memory-bytes";
-  engine.max_model_len = flags.max_model_len.value_or(config->max_position);  // at most
-  if (Status small = size_pool(*device, *config, engine)) return *std::move(small);
-  const Result<int> context =
-      fit_context(flags.max_model_len, config->max_position, engine.kv.num_pages, pool_flag);
-  if (!context) return context.error();
-  engine.max_model_len = *context;
-  if (Status wrong = validate(engine)) return *std::move(wrong);
-  Result<ServedModel> served = describe(flags, *config, engine.max_model_len);
-  if (!served) return served.error();
-  log_info(fmt::format("loading {} ({}, {:.0f} million parameters)", flags.model,
-                       architecture_name(config->architecture), double(config->num_parameters()) / 1e6));
-  Result<Model> model = load_weights(flags, *std::move(config));
-  if (!model) return model.error();
-  return Loaded{*std::move(model), *std::move(served), engine, *device};
+// A built-in model is a shape alone.
+Status check_tokenizer(const ServeFlags& flags) {
+  std::error_code unreadable;
+  if (!flags.tokenizer.empty() || std::filesystem::is_directory(flags.model, unreadable)) return std::nullopt;
+  return Error{
+      Error::invalid_argument,
+      fmt::format("the built-in model '{}' has no tokenizer; add --tokenizer FOLDER, which may be that of "
+                  "another model with no more tokens in its vocabulary",
+                  flags.model),
+      "tokenizer"};
 }
 
-void report(const Loaded& loaded, const Backend& backend) {
-  const ModelConfig& model = loaded.model.config();
-  const KvShape shape = model.kv_shape();
-  const int pages = loaded.engine.kv.num_pages;
-  log_info(fmt::format("weights: {:.1f} MiB; backend: {}", double(loaded.model.weight_bytes()) / (1 << 20),
-                       backend.info().name));
+Result<Prepared> prepare(const ServeFlags& flags) {
+  if (Status taken = try_address(flags.http.host, flags.http.port)) return *std::move(taken);
+  Result<Start> start = prepare_start(flags, {.asked = flags.max_model_len});
+  if (!start) return start.error();
+  if (Status wrong = check_device_flags(flags, start->options.device)) return *std::move(wrong);
+  if (Status lacking = check_tokenizer(flags)) return *std::move(lacking);
+  Result<ServedModel> served = describe(flags, start->model, start->engine.max_model_len);
+  if (!served) return served.error();
+  return Prepared{*std::move(start), *std::move(served)};
+}
+
+void report(const Start& start, const BackendInfo& backend) {
+  const EngineConfig& engine = start.engine;
+  const size_t page_bytes = start.model.kv_shape().page_bytes();
+  const int pages = engine.kv.num_pages;
   log_info(fmt::format("KV pool: {} pages of {} tokens = {} tokens, {:.1f} MiB; prefix cache {}", pages,
-                       kBlockTokens, int64_t(pages) * kBlockTokens,
-                       double(shape.page_bytes()) * pages / (1 << 20),
-                       loaded.engine.kv.prefix_cache ? "on" : "off"));
-  const int slots = backend.info().num_host_slots;
-  log_info(fmt::format("KV policy: {}; host memory: {} pairs, {:.1f} MiB",
-                       name_of(loaded.engine.fidelity.policy), slots,
-                       double(host_slot_bytes(loaded)) * slots / (1 << 20)));
-  warn_of_no_host_memory(loaded.engine.fidelity.policy, slots);
+                       kBlockTokens, int64_t(pages) * kBlockTokens, double(page_bytes) * pages / (1 << 20),
+                       engine.kv.prefix_cache ? "on" : "off"));
+  const bool whole = host_content(engine.fidelity.policy) == HostContent::whole_pairs;
+  const size_t slot_bytes = whole ? backend.pair_bytes : backend.low_plane_bytes;
+  log_info(fmt::format("KV policy: {}; host memory: {} pairs, {:.1f} MiB", name_of(engine.fidelity.policy),
+                       backend.num_host_slots, double(slot_bytes) * backend.num_host_slots / (1 << 20)));
   log_info(fmt::format("context: {} tokens; per step at most {} tokens of {} sequences; async scheduling {}",
-                       loaded.engine.max_model_len, loaded.engine.scheduler.max_step_tokens,
-                       loaded.engine.scheduler.max_step_seqs, loaded.engine.async_scheduling ? "on" : "off"));
+                       engine.max_model_len, engine.scheduler.max_step_tokens, engine.scheduler.max_step_seqs,
+                       engine.async_scheduling ? "on" : "off"));
+}
+
+void warn_of_cut_context(const ServeFlags& flags, const Start& start) {
+  if (flags.max_model_len || start.engine.max_model_len == start.model.max_position) return;
+  log_warn(fmt::format(
+      "the context is cut from {} to {} tokens, which is what the KV pool holds; raise --{} for more",
+      start.model.max_position, start.engine.max_model_len, start.pool_flag));
 }
 
 // Formats that are fine on one model can destroy another. Large key biases put a few channels in the hundreds,
 // where the byte that e5m2 drops is worth more than most keys; measured on Qwen2.5-1.5B, perplexity times 75.
-void warn_of_format(const Loaded& loaded) {
-  if (loaded.engine.kv.base_format != BaseFormat::e5m2 || !loaded.model.config().qkv_bias) return;
+void warn_of_format(const Start& start) {
+  if (start.engine.kv.base_format != BaseFormat::e5m2 || !start.model.qkv_bias) return;
   log_warn(
       "--kv-base-format e5m2 with a model that has biases on its keys: BASE pairs will ruin its answers. The "
       "default, "
@@ -233,15 +189,15 @@ ServiceConfig service_config(const ServeFlags& flags, StepLog& log) {
                    .on_step = flags.step_log.empty() ? nullptr : writer_of(log)}};
 }
 
-int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> backend, StepLog& log,
+int run(const ServeFlags& flags, const Prepared& prepared, std::unique_ptr<Backend> backend, StepLog& log,
         const sigset_t& signals) {
   const SteadyClock clock;
   std::atomic<bool> engine_failed = false;
   std::optional<ExitGuard> guard;  // outlives the service, whose destructor waits for its threads
   Service service(
-      service_config(flags, log), loaded.served, loaded.engine, backend->info().num_pages,
+      service_config(flags, log), prepared.served, prepared.start.engine, backend->info().num_pages,
       [&](EngineListener& listener) {
-        return std::make_unique<Engine>(loaded.engine, std::move(backend), clock, listener);
+        return std::make_unique<Engine>(prepared.start.engine, std::move(backend), clock, listener);
       },
       clock,
       [&] {
@@ -268,36 +224,6 @@ int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> 
 
 }  // namespace
 
-Result<int> fit_context(std::optional<int> wanted, int max_position, int num_pages,
-                        const std::string& pool_flag) {
-  // The last token of a sequence is never written to the pool.
-  const int64_t fits = int64_t(num_pages) * kBlockTokens + 1;
-  if (num_pages < 2)
-    return Error{
-        Error::invalid_argument,
-        fmt::format("the KV pool has room for {} pages of {} tokens, and two are the least; raise --{}",
-                    num_pages, kBlockTokens, pool_flag),
-        pool_flag};
-  if (wanted && *wanted > max_position)
-    return Error{
-        Error::invalid_argument,
-        fmt::format("--max-model-len {} is beyond the {} positions of the model", *wanted, max_position),
-        "max-model-len"};
-  if (wanted && *wanted > fits)
-    return Error{
-        Error::invalid_argument,
-        fmt::format("--max-model-len {} does not fit: the KV pool has {} pages, which hold {} tokens. Raise "
-                    "--{} or lower --max-model-len",
-                    *wanted, num_pages, fits, pool_flag),
-        "max-model-len"};
-  if (wanted) return *wanted;
-  if (max_position > fits)
-    log_warn(fmt::format(
-        "the context is cut from {} to {} tokens, which is what the KV pool holds; raise --{} for more",
-        max_position, fits, pool_flag));
-  return int(std::min<int64_t>(max_position, fits));
-}
-
 int serve(const ServeFlags& flags, const MakeBackend& make) {
   raise_file_limit();
   share_arenas();
@@ -308,20 +234,18 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
     log_error(error.message);
     return kExitNotStarted;
   };
-  const Result<Loaded> loaded = load(flags);
-  if (!loaded) return not_started(loaded.error());
+  const Result<Prepared> prepared = prepare(flags);
+  if (!prepared) return not_started(prepared.error());
+  const Start& start = prepared->start;
   const Result<std::unique_ptr<StepLog>> log = StepLog::open(flags.step_log);
   if (!log) return not_started(log.error());
-  Result<std::unique_ptr<Backend>> backend = make(loaded->model, loaded->engine,
-                                                  {.device = loaded->device,
-                                                   .threads = flags.threads,
-                                                   .base_fill = flags.base_fill,
-                                                   .cuda_launch = flags.cuda_launch});
+  warn_of_cut_context(flags, start);
+  warn_of_format(start);
+  Result<std::unique_ptr<Backend>> backend = load_backend(flags, start, make);
   if (!backend) return not_started(backend.error());
-  report(*loaded, **backend);
-  warn_of_format(*loaded);
+  report(start, (*backend)->info());
   starting.reset();
-  const int code = run(flags, *loaded, *std::move(backend), **log, signals);
+  const int code = run(flags, *prepared, *std::move(backend), **log, signals);
   const Status incomplete = (*log)->close();
   if (incomplete) log_error(incomplete->message);
   return incomplete && code == 0 ? kExitNotStarted : code;

@@ -105,9 +105,12 @@ struct CpuOptions {
   bool read_mask = false;  // a PairEntry with kBasePair and an `odd` page is a TARGET pair that reads as BASE
   int transfer_delay = 0;  // steps by which copies end late; tests only
 };
-// The reference: real models with the same pages and pairs as the GPU. `model` outlives the backend.
+// The reference: real models with the same pages and pairs as the GPU. The backend shares the weights of
+// `model`, which may go afterwards. Errors: see check_cpu(); a pool of less than two pages.
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
                                                   const CpuOptions& options);
+// Why the CPU cannot run a model of this shape.
+Status check_cpu(const ModelConfig& model);
 
 // Of weights and activations on a GPU; KV is fp16 with either. automatic: float16, which keeps three bits more
 // of a value than bfloat16, unless a weight is beyond its range.
@@ -129,14 +132,18 @@ struct CudaOptions {
   CudaLaunch launch;
 };
 // The product. All memory is taken here, a report of it is logged. `model` may go afterwards. Errors: a build
-// without CUDA, no GPU, too little memory, a model without kernels, a weight that the type cannot hold. The
-// backend throws CudaError (kernels/cuda_check.h), a DeviceError, when it loses its device.
+// without CUDA, no GPU, too little memory, see check_cuda(), a weight that the type cannot hold. The backend
+// throws CudaError (kernels/cuda_check.h), a DeviceError, when it loses its device.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const Model& model, const EngineConfig& config,
                                                    const CudaOptions& options);
 constexpr int kMaxCudaLogprobs = 20;  // SampleRow::num_logprobs at most
-bool cuda_available();                // this build has CUDA, and there is a GPU
-// What the KV pool may take on the first GPU when `utilization` of its memory may be used by everything
-// together.
+// Why this process cannot use the first GPU; nullopt: it can. not_found: nobody would expect it to, as the
+// build has no CUDA, or the machine no GPU or no driver.
+Status cuda_fault();
+// What the kernels cannot do of a model and valid settings.
+Status check_cuda(const ModelConfig& model, const EngineConfig& config);
+// After check_cuda(): what the KV pool may take on the first GPU when `utilization` of its memory may be used
+// by everything together.
 Result<size_t> cuda_pool_bytes(const ModelConfig& model, const EngineConfig& config, double utilization);
 
 }  // namespace ekv

@@ -133,7 +133,7 @@ class Model {
 
   // Random bf16 weights, about normal(0, 0.02), norms 1; the same for the same config and seed on every
   // machine.
-  static Model dummy(ModelConfig config, uint64_t seed = 0);  // throws bad_alloc; see check_dummy_memory()
+  static Model dummy(ModelConfig config, uint64_t seed = 0);  // throws bad_alloc
 
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
@@ -147,9 +147,5 @@ class Model {
   ModelWeights weights_;
   std::shared_ptr<const void> bytes_;
 };
-
-// Whether the machine, or its control group, has memory for the weights of Model::dummy. Those of a folder are
-// mapped and may be larger.
-Status check_dummy_memory(const ModelConfig& config);
 
 }  // namespace ekv

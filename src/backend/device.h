@@ -1,5 +1,6 @@
 #pragma once
-// device.h -- from --device to a backend, for every command that runs a model in its process.
+// device.h -- from --device to a backend, for every command that runs a model in its process; start.h is the
+// way there.
 
 #include <memory>
 #include <string>
@@ -15,12 +16,9 @@ std::string_view name_of(Device device);
 // in flight gains nothing and makes tokens wait.
 constexpr bool default_async_scheduling(Device device) { return device == Device::cuda; }
 
-// "cpu", "cuda", or "auto": cuda where this build and this machine have it. Errors: cuda is not there.
+// "cpu", "cuda", or "auto": cuda where this build and this machine have it, with a warning where there is a GPU
+// that cannot be used. Errors: cuda is not there, with the reason.
 Result<Device> choose_device(std::string_view asked);
-
-// Decides kv.num_pages where it is 0: what fits in kv.pool_bytes, or on a GPU with kv.gpu_memory_utilization
-// what that leaves. config.max_model_len is the longest sequence that buffers must have room for.
-Status size_pool(Device device, const ModelConfig& model, EngineConfig& config);
 
 struct BackendOptions {
   Device device = Device::cpu;
@@ -28,9 +26,13 @@ struct BackendOptions {
   BaseFill base_fill = BaseFill::mid;
   CudaLaunch cuda_launch;
 };
-// With as many host slots as the policy uses and FidelityConfig::host_bytes holds. `model` outlives the
-// backend. config.kv.num_pages is decided. Errors: see make_cpu_backend, make_cuda_backend; a setting that the
-// device does not have.
+// What the device does not have of these settings, or cannot do of this model.
+Status check_device(const ModelConfig& model, const EngineConfig& config, const BackendOptions& options);
+
+// As many host slots as the policy uses and FidelityConfig::host_bytes holds. config.kv.num_pages is decided.
+int host_slots(const ModelConfig& model, const EngineConfig& config);
+
+// With host_slots(). `model` may go afterwards. Errors: see make_cpu_backend, make_cuda_backend.
 Result<std::unique_ptr<Backend>> make_backend(const Model& model, const EngineConfig& config,
                                               const BackendOptions& options);
 

@@ -1,30 +1,15 @@
 #pragma once
 // host_slots.h -- how much of the KV the host has room for.
 
-#include <fmt/format.h>
-
-#include <algorithm>
-
-#include "elastickv/backend.h"
+#include "elastickv/config.h"
 
 namespace ekv {
 
 // Slots that fit in FidelityConfig::host_bytes. `low_bytes`: of the low plane of a pair, `pair_bytes`: of both
 // its pages. Of low planes, a slot for each pair that the pool can hold as BASE is all that can be used.
-inline int host_slots(const FidelityConfig& fidelity, int num_pages, double low_bytes, double pair_bytes) {
-  constexpr double kMost = 1 << 28;
-  const bool whole = host_content(fidelity.policy) == HostContent::whole_pairs;
-  const auto fit = int(std::min(double(fidelity.host_bytes) / (whole ? pair_bytes : low_bytes), kMost));
-  if (fidelity.policy == KvPolicy::elastic) return std::min(fit, num_pages);
-  return fidelity.policy == KvPolicy::exact_offload ? fit : 0;
-}
+int host_slots(const FidelityConfig& fidelity, int num_pages, double low_bytes, double pair_bytes);
 
 // A line when the policy lives from host memory and has none: it runs and never does what it is for.
-inline void warn_of_no_host_memory(KvPolicy policy, int num_host_slots) {
-  if (num_host_slots > 0 || (policy != KvPolicy::elastic && policy != KvPolicy::exact_offload)) return;
-  log_warn(fmt::format("--kv-policy {} has no room on the host and will {}; raise --kv-host-bytes",
-                       name_of(policy),
-                       policy == KvPolicy::elastic ? "halve no pair" : "keep nothing that is evicted"));
-}
+void warn_of_no_host_memory(KvPolicy policy, int num_host_slots);
 
 }  // namespace ekv

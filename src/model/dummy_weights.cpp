@@ -1,7 +1,5 @@
 // Random weights for --load-format dummy: made at memory speed, the same on every machine.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,7 +9,6 @@
 #include "elastickv/model.h"
 #include "model/weight_table.h"
 #include "util/bfloat.h"
-#include "util/machine_memory.h"
 
 namespace ekv {
 namespace {
@@ -105,18 +102,6 @@ Model Model::dummy(ModelConfig config, uint64_t seed) {
                   });
   if (config.tied_embeddings) weights.lm_head = weights.embedding;
   return Model(std::move(config), std::move(weights), std::move(bytes));
-}
-
-Status check_dummy_memory(const ModelConfig& config) {
-  const size_t total = total_bytes(config);
-  const std::optional<uint64_t> usable = usable_memory();
-  if (!usable || total <= *usable) return std::nullopt;
-  const auto gib = [](uint64_t bytes) { return double(bytes) / double(1 << 30); };
-  return Error{Error::unavailable,
-               fmt::format("the random weights of {} take {:.1f} GiB of host memory, and this machine, or its "
-                           "control group, has {:.1f} GiB: use a smaller --model",
-                           config.name, gib(total), gib(*usable)),
-               "model"};
 }
 
 }  // namespace ekv

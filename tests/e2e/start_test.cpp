@@ -117,6 +117,12 @@ TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
   ::close(*other);
 }
 
+TEST(Start, AStepLogThatCannotBeWrittenIsSaidBeforeTheModelIsLoaded) {
+  ServeFlags flags = tiny();
+  flags.step_log = "/no/such/folder/steps.jsonl";
+  EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*cannot write the step log /no/such/folder[^\n]*\n$");
+}
+
 TEST(Start, ANameThatIsTooLongForAPathIsNoCrash) {
   ServeFlags flags = tiny();
   flags.model = std::string(5000, 'a');

@@ -141,9 +141,9 @@ const PrefillKernel* find_prefill(int, MatrixUnit) {
   static constexpr PrefillKernel kAny{MatrixUnit::mma, 0, nullptr, "host"};
   return &kAny;
 }
-const DecodeKernel* find_decode(KvPath, BaseFormat, int, int) {
+const DecodeKernel* find_decode(KvPath, BaseFormat, int, int group) {
   static constexpr DecodeKernel kAny{KvPath::general, BaseFormat::fixed8, 0, 16, nullptr, "host"};
-  return &kAny;
+  return group <= kAny.max_group ? &kAny : nullptr;
 }
 
 }  // namespace ekv

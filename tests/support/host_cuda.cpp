@@ -8,8 +8,6 @@
 
 #include "tests/support/host_cuda.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +18,9 @@
 #include <memory>
 #include <random>
 #include <vector>
+
+#include "kernels/cuda_check.h"
+#include "kernels/layer_ops.h"
 
 namespace {
 
@@ -71,6 +72,7 @@ int until_draw = 0;
 bool lost = false;  // see lose_context()
 std::set<std::string> code;
 bool refuses_to_lock = false;
+ekv::test::HostGpu gpu;
 int overtaken = 0;
 std::map<const char*, size_t>
     known;  // memory of the device, and page-locked memory: what asynchronous copies take
@@ -160,6 +162,14 @@ size_t ekv::test::held_bytes() {
 
 void ekv::test::refuse_to_lock(bool refuse) { refuses_to_lock = refuse; }
 
+void ekv::test::show_gpu(const HostGpu& shown) { gpu = shown; }
+
+bool ekv::has_device_code() {
+  if (gpu.code == cudaErrorNoKernelImageForDevice) return false;
+  cuda_check(gpu.code);
+  return true;
+}
+
 void ekv::test::lose_context() {
   lost = true;
   for (HostStream* stream : streams) stream->work.clear();
@@ -189,7 +199,13 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = gpu.count == cudaSuccess, gpu.count; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = gpu.driver, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "NVIDIA Stand-in");
+  return properties->major = gpu.major, properties->minor = gpu.minor, cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
   for (HostStream* stream : streams) stream->run_all();

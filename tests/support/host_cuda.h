@@ -1,6 +1,8 @@
 #pragma once
 // host_cuda.h -- streams of the host's stand-in for the CUDA runtime (host_cuda.cpp).
 
+#include <cuda_runtime_api.h>
+
 #include <functional>
 #include <set>
 #include <string>
@@ -26,6 +28,14 @@ size_t held_bytes();
 
 // While true, cudaHostRegister has no memory to lock.
 void refuse_to_lock(bool refuse);
+
+// The machine as the runtime shows it. `driver`: newest CUDA that the driver is for, 0: there is none.
+struct HostGpu {
+  cudaError_t count = cudaSuccess;  // what asking for the number of devices returns
+  cudaError_t code = cudaSuccess;   // and asking for a kernel
+  int driver = CUDART_VERSION, major = 9, minor = 0;
+};
+void show_gpu(const HostGpu& gpu);
 
 // As a kernel that reads where nothing is: work that was enqueued is lost, and every call from now on that a
 // lost context fails returns cudaErrorIllegalAddress.

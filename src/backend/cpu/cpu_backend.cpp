@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "util/machine_memory.h"
-
 namespace ekv {
 namespace {
 
@@ -19,40 +17,11 @@ int pool_pages(const KvConfig& kv, const KvShape& shape) {
   return int(std::min<size_t>(kv.pool_bytes / shape.page_bytes(), std::numeric_limits<int32_t>::max() - 1));
 }
 
-Status check_shape(const ModelConfig& m) {
-  const auto unsupported = [](std::string why) { return Error{Error::unsupported, std::move(why), "model"}; };
-  constexpr int kHeadDims[] = {64, 80, 96, 128, 256};
-  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), m.head_dim) == std::end(kHeadDims)) {
-    return unsupported(fmt::format("head_dim {} has no KV layout; 64, 80, 96, 128 and 256 have", m.head_dim));
-  }
-  if (m.kv_heads <= 0 || m.heads % m.kv_heads != 0) {
-    return unsupported(fmt::format("{} heads are no multiple of {} KV heads", m.heads, m.kv_heads));
-  }
-  return std::nullopt;
-}
-
-Status check_memory(const KvShape& shape, const CpuOptions& options) {
-  const bool whole = options.host_content == HostContent::whole_pairs;
-  const size_t slot_bytes = whole ? 2 * shape.page_bytes() : shape.low_pair_bytes();
-  const uint64_t pool = uint64_t(shape.pages) * shape.page_bytes();
-  const uint64_t host = uint64_t(options.num_host_slots) * slot_bytes;
-  const std::optional<uint64_t> usable = usable_memory();
-  if (!usable || pool + host <= *usable) return std::nullopt;
-  const auto gib = [](uint64_t bytes) { return double(bytes) / double(1 << 30); };
-  return Error{
-      Error::invalid_argument,
-      fmt::format("the KV pool of {:.1f} GiB and {:.1f} GiB of host memory for KV are more than the {:.1f} GiB "
-                  "that this machine, or its control group, has: lower --kv-cache-memory-bytes, "
-                  "--num-gpu-blocks-override or --kv-host-bytes",
-                  gib(pool), gib(host), gib(*usable)),
-      "kv-cache-memory-bytes"};
-}
-
 }  // namespace
 
 CpuBackend::CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, const CpuOptions& options)
     : model_(model),
-      config_(model.config()),
+      config_(model_.config()),
       kernels_(best_cpu_kernels()),
       threads_(options.threads),
       cpu_{kernels_, threads_},
@@ -238,22 +207,31 @@ void CpuBackend::reserve(int rows, int sample_rows) {
   grow(logits_, int64_t(std::min(sample_rows, kLogitRows)) * weights_.lm_head.padded_outputs());
 }
 
+Status check_cpu(const ModelConfig& m) {
+  const auto unsupported = [](std::string why) { return Error{Error::unsupported, std::move(why), "model"}; };
+  constexpr int kHeadDims[] = {64, 80, 96, 128, 256};
+  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), m.head_dim) == std::end(kHeadDims)) {
+    return unsupported(fmt::format("head_dim {} has no KV layout; 64, 80, 96, 128 and 256 have", m.head_dim));
+  }
+  if (m.kv_heads <= 0 || m.heads % m.kv_heads != 0) {
+    return unsupported(fmt::format("{} heads are no multiple of {} KV heads", m.heads, m.kv_heads));
+  }
+  return std::nullopt;
+}
+
 Result<std::unique_ptr<Backend>> make_cpu_backend(const Model& model, const EngineConfig& config,
                                                   const CpuOptions& options) {
   const ModelConfig& m = model.config();
-  if (Status bad = check_shape(m)) return *bad;
+  if (Status bad = check_cpu(m)) return *bad;
   KvShape shape{m.layers, 0, m.kv_heads, m.head_dim};
   shape.pages = pool_pages(config.kv, shape);
   if (shape.pages < 2) {
     return Error{Error::invalid_argument,
                  fmt::format("a KV pool of {} bytes holds {} pages of {} bytes; give it at least two",
                              config.kv.pool_bytes, shape.pages, shape.page_bytes()),
-                 "kv.pool_bytes"};
+                 "kv-cache-memory-bytes"};
   }
-  if (options.num_host_slots < 0) {
-    return Error{Error::invalid_argument, "the number of host slots cannot be negative", "num_host_slots"};
-  }
-  if (Status large = check_memory(shape, options)) return *std::move(large);
+  EKV_CHECK(options.num_host_slots >= 0, "the number of host slots cannot be negative");
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(model, shape, config.kv.base_format, options));
 }
 

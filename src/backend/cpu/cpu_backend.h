@@ -16,8 +16,8 @@
 namespace ekv {
 
 // submit() does the work but for the copies, which collect() makes before it hands everything out. So a second
-// step in flight gains nothing here: it is for tests, which run whole models with it. `model` outlives the
-// backend, which keeps its own copy of the matrices and reads embeddings from the model.
+// step in flight gains nothing here: it is for tests, which run whole models with it. Keeps its own copy of the
+// matrices, and of `model`, whose bytes it shares, for the embeddings.
 class CpuBackend : public Backend {
  public:
   CpuBackend(const Model& model, const KvShape& shape, BaseFormat format, const CpuOptions& options);
@@ -50,7 +50,7 @@ class CpuBackend : public Backend {
   float eps() const { return float(config_.rms_eps); }
   int64_t delta_ld() const { return weights_.layers.front().o.padded_outputs(); }
 
-  const Model& model_;
+  const Model model_;
   const ModelConfig& config_;
   const CpuKernels& kernels_;
   CpuThreads threads_;

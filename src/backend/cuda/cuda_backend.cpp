@@ -28,15 +28,6 @@ int multiprocessors(int device) {
   return count;
 }
 
-Status check_limits(const EngineConfig& config) {
-  const auto wrong = [](std::string why, const char* flag) {
-    return Error{Error::invalid_argument, std::move(why), flag};
-  };
-  if (std::min(config.scheduler.max_step_seqs, config.scheduler.max_step_tokens) > kMaxDecodeSeqs)
-    return wrong(fmt::format("--max-num-seqs is at most {} on a GPU", kMaxDecodeSeqs), "max-num-seqs");
-  return std::nullopt;
-}
-
 Result<int> pool_pages(const KvConfig& kv, const KvShape& shape) {
   constexpr size_t kMost = size_t(std::numeric_limits<int32_t>::max()) / kBlockTokens;  // slots are 32-bit
   const size_t pages = kv.num_pages > 0 ? size_t(kv.num_pages) : kv.pool_bytes / shape.page_bytes();
@@ -44,7 +35,7 @@ Result<int> pool_pages(const KvConfig& kv, const KvShape& shape) {
     return Error{Error::invalid_argument,
                  fmt::format("a KV pool of {} bytes holds {} pages of {} bytes; give it at least two",
                              kv.pool_bytes, pages, shape.page_bytes()),
-                 "kv.pool_bytes"};
+                 "kv-cache-memory-bytes"};
   return int(std::min(pages, kMost));
 }
 
@@ -69,7 +60,6 @@ void report(const CudaSizes& sizes, Element element, size_t pool_bytes, size_t h
 
 Result<std::unique_ptr<CudaBackend>> CudaBackend::make(const Model& model, const EngineConfig& config,
                                                        const CudaOptions& options) {
-  if (Status wrong = check_limits(config)) return *std::move(wrong);
   cuda_check(cudaSetDevice(options.device));
   const ModelConfig& m = model.config();
   const Result<int> pages = pool_pages(config.kv, cuda_kv_shape(m, 0));

@@ -21,22 +21,6 @@ constexpr size_t kPrefillAlignment = 1024;  // of the workspace of prefill; cuda
 constexpr size_t kReadAheadBytes = size_t(4) << 20;
 constexpr int kLeastReadAheadRows = 16, kMostReadAheadRows = 128;
 
-// The first path without a kernel for the model's heads.
-Status check_kernels(const ModelConfig& m, const EngineConfig& config) {
-  const bool base = config.fidelity.makes_base();
-  bool found = find_prefill(m.head_dim) != nullptr;
-  for (const KvPath path : {KvPath::native, KvPath::structured, KvPath::general})
-    if (path == KvPath::native || base)
-      found = found && find_decode(path, config.kv.base_format, m.head_dim, m.heads / m.kv_heads);
-  if (found) return std::nullopt;
-  return Error{
-      Error::unsupported,
-      fmt::format("there is no attention kernel for head_dim {} with {} query heads per KV head; serve this "
-                  "model with --device cpu",
-                  m.head_dim, m.heads / m.kv_heads),
-      "model"};
-}
-
 }  // namespace
 
 ReadNext read_ahead(const void* w, size_t bytes, int rows) {
@@ -47,7 +31,6 @@ ReadNext read_ahead(const void* w, size_t bytes, int rows) {
 Result<std::unique_ptr<CudaForward>> CudaForward::make(const ModelConfig& model, const EngineConfig& config,
                                                        const CudaOptions& options, const CudaSizes& sizes,
                                                        const ForwardPlaces& places) {
-  if (Status missing = check_kernels(model, config)) return *std::move(missing);
   std::unique_ptr<CudaForward> made(new CudaForward(model, config, options, sizes, places));
   Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(made->gemm_shapes());
   if (!gemm) return gemm.error();

@@ -7,7 +7,7 @@ namespace ekv {
 namespace {
 
 Error absent() {
-  return {Error::unsupported,
+  return {Error::not_found,
           "this build has no CUDA: build it where nvcc is found (cmake --preset cuda), or use --device cpu",
           "device"};
 }
@@ -17,7 +17,8 @@ Error absent() {
 Result<std::unique_ptr<Backend>> make_cuda_backend(const Model&, const EngineConfig&, const CudaOptions&) {
   return absent();
 }
-bool cuda_available() { return false; }
+Status cuda_fault() { return absent(); }
+Status check_cuda(const ModelConfig&, const EngineConfig&) { return absent(); }
 Result<size_t> cuda_pool_bytes(const ModelConfig&, const EngineConfig&, double) { return absent(); }
 
 }  // namespace ekv
