@@ -1,9 +1,9 @@
 #pragma once
-// jinja_runtime.h -- what operators, filters and methods share: memory, work, iteration, look-up, arguments.
+// jinja/runtime.h -- what operators, filters and methods share: memory, work, iteration, look-up, arguments.
 
 #include <initializer_list>
 
-#include "text/jinja_value.h"
+#include "text/jinja/value.h"
 
 namespace ekv::jinja {
 

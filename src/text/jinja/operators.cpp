@@ -1,4 +1,4 @@
-#include "text/jinja_operators.h"
+#include "text/jinja/operators.h"
 
 #include <fmt/format.h>
 

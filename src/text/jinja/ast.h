@@ -1,12 +1,12 @@
 #pragma once
-// jinja_ast.h -- a parsed template. Immutable after compile, so any number of threads may render it.
+// jinja/ast.h -- a parsed template. Immutable after compile, so any number of threads may render it.
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "text/jinja_value.h"
+#include "text/jinja/value.h"
 
 namespace ekv::jinja {
 

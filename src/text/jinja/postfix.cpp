@@ -1,6 +1,6 @@
 // What follows a primary expression: subscripts, calls, filters, tests.
 
-#include "text/jinja_parser.h"
+#include "text/jinja/parser.h"
 
 namespace ekv::jinja {
 

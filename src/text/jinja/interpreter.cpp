@@ -1,9 +1,9 @@
-#include "text/jinja_interpreter.h"
+#include "text/jinja/interpreter.h"
 
 #include <fmt/format.h>
 
-#include "text/jinja_depth.h"
-#include "text/jinja_filters.h"
+#include "text/jinja/depth.h"
+#include "text/jinja/filters.h"
 
 namespace ekv::jinja {
 

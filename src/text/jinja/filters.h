@@ -1,7 +1,7 @@
 #pragma once
-// jinja_filters.h -- the filters and tests of Jinja2, found by name.
+// jinja/filters.h -- the filters and tests of Jinja2, found by name.
 
-#include "text/jinja_runtime.h"
+#include "text/jinja/runtime.h"
 
 namespace ekv::jinja {
 

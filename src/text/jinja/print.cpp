@@ -6,8 +6,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "text/jinja_unicode.h"
-#include "text/jinja_value.h"
+#include "text/jinja/unicode.h"
+#include "text/jinja/value.h"
 
 namespace ekv::jinja {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "text/jinja_filters.h"
-#include "text/jinja_operators.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/operators.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

@@ -1,10 +1,10 @@
-#include "text/jinja_methods.h"
+#include "text/jinja/methods.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "text/jinja_unicode.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

@@ -1,12 +1,12 @@
 #pragma once
-// jinja_scope.h -- decides before rendering where each variable lives.
+// jinja/scope.h -- decides before rendering where each variable lives.
 //
 // Jinja2 compiles templates to Python functions and resolves names by looking at the whole scope first: a name
 // that a scope assigns anywhere is a local of that scope, and inner scopes see that local even before it is
 // assigned. A look-up along a chain of scopes at run time gives other answers, so the analysis is repeated
 // here.
 
-#include "text/jinja_ast.h"
+#include "text/jinja/ast.h"
 
 namespace ekv::jinja {
 

@@ -1,11 +1,11 @@
-#include "text/jinja_unicode.h"
+#include "text/jinja/unicode.h"
 
 #include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 
-#include "text/jinja_value.h"
+#include "text/jinja/value.h"
 
 namespace ekv::jinja {
 namespace {

@@ -1,8 +1,8 @@
 #pragma once
-// jinja_operators.h -- arithmetic and comparison with the rules of Python 3.
+// jinja/operators.h -- arithmetic and comparison with the rules of Python 3.
 
-#include "text/jinja_ast.h"
-#include "text/jinja_runtime.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/runtime.h"
 
 namespace ekv::jinja {
 

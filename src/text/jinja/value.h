@@ -1,5 +1,5 @@
 #pragma once
-// jinja_value.h -- values of the template language: what Python objects are to Jinja2, in a closed set of
+// jinja/value.h -- values of the template language: what Python objects are to Jinja2, in a closed set of
 // kinds.
 //
 // A value is a trivially copyable handle; what it points to lives in the arena of one rendering and is freed
@@ -18,7 +18,7 @@
 
 namespace ekv::jinja {
 
-// Thrown inside src/text/jinja_* only and caught by ChatTemplate: errors rise through a recursive interpreter.
+// Thrown inside src/text/jinja/* only and caught by ChatTemplate: errors rise through a recursive interpreter.
 struct Failure {
   std::string what;
   Error::Code code = Error::invalid_argument;

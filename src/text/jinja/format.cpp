@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja_methods.h"
-#include "text/jinja_operators.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/methods.h"
+#include "text/jinja/operators.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
-// jinja_depth.h -- bounds the recursion of the interpreter.
+// jinja/depth.h -- bounds the recursion of the interpreter.
 
-#include "text/jinja_interpreter.h"
+#include "text/jinja/interpreter.h"
 
 namespace ekv::jinja {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <ctime>
 
-#include "text/jinja_methods.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/methods.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

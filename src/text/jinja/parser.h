@@ -1,12 +1,12 @@
 #pragma once
-// jinja_parser.h -- tokens to syntax tree. Grammar and precedence are those of Jinja2 3.1.
+// jinja/parser.h -- tokens to syntax tree. Grammar and precedence are those of Jinja2 3.1.
 
 #include <initializer_list>
 #include <string_view>
 #include <vector>
 
-#include "text/jinja_ast.h"
-#include "text/jinja_lexer.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/lexer.h"
 
 namespace ekv::jinja {
 

@@ -1,5 +1,5 @@
 #pragma once
-// jinja_unicode.h -- strings as Python sees them: sequences of code points. All arguments are valid UTF-8.
+// jinja/unicode.h -- strings as Python sees them: sequences of code points. All arguments are valid UTF-8.
 
 #include <cstdint>
 #include <string>

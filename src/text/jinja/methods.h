@@ -1,7 +1,7 @@
 #pragma once
-// jinja_methods.h -- the methods of Python strings that templates call.
+// jinja/methods.h -- the methods of Python strings that templates call.
 
-#include "text/jinja_runtime.h"
+#include "text/jinja/runtime.h"
 
 namespace ekv::jinja {
 

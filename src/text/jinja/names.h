@@ -1,10 +1,10 @@
 #pragma once
-// jinja_names.h -- which names a piece of a template mentions.
+// jinja/names.h -- which names a piece of a template mentions.
 
 #include <set>
 #include <string>
 
-#include "text/jinja_ast.h"
+#include "text/jinja/ast.h"
 
 namespace ekv::jinja {
 

@@ -1,12 +1,12 @@
-#include "text/jinja_scope.h"
+#include "text/jinja/scope.h"
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
 
-#include "text/jinja_filters.h"
-#include "text/jinja_names.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/names.h"
 
 namespace ekv::jinja {
 namespace {

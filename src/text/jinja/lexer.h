@@ -1,11 +1,11 @@
 #pragma once
-// jinja_lexer.h -- template source to tokens, with the white-space rules of trim_blocks and lstrip_blocks.
+// jinja/lexer.h -- template source to tokens, with the white-space rules of trim_blocks and lstrip_blocks.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "text/jinja_value.h"
+#include "text/jinja/value.h"
 
 namespace ekv::jinja {
 

@@ -1,4 +1,4 @@
-#include "text/jinja_lexer.h"
+#include "text/jinja/lexer.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "text/jinja_unicode.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

@@ -1,8 +1,8 @@
 #pragma once
-// jinja_interpreter.h -- renders a syntax tree.
+// jinja/interpreter.h -- renders a syntax tree.
 
-#include "text/jinja_ast.h"
-#include "text/jinja_runtime.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/runtime.h"
 
 namespace ekv::jinja {
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "text/jinja_parser.h"
-#include "text/jinja_scope.h"
+#include "text/jinja/parser.h"
+#include "text/jinja/scope.h"
 
 namespace ekv::jinja {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "text/jinja_depth.h"
-#include "text/jinja_filters.h"
-#include "text/jinja_interpreter.h"
-#include "text/jinja_operators.h"
+#include "text/jinja/depth.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/interpreter.h"
+#include "text/jinja/operators.h"
 
 namespace ekv::jinja {
 

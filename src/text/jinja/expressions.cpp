@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "text/jinja_parser.h"
+#include "text/jinja/parser.h"
 
 namespace ekv::jinja {
 namespace {

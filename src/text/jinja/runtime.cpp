@@ -1,11 +1,11 @@
-#include "text/jinja_runtime.h"
+#include "text/jinja/runtime.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "text/jinja_methods.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/methods.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {

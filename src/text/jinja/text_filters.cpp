@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "text/jinja_filters.h"
-#include "text/jinja_methods.h"
-#include "text/jinja_operators.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/filters.h"
+#include "text/jinja/methods.h"
+#include "text/jinja/operators.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv::jinja {
 namespace {
