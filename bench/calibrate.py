@@ -504,7 +504,7 @@ def main():
     parser.add_argument("action", choices=["fit", "check", "compare"])
     parser.add_argument("model", type=Path, metavar="MODEL.json")
     parser.add_argument("logs", nargs="+", metavar="LOG|RESULT.json")
-    parser.add_argument("--like", type=Path, default=sweep.ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json",
+    parser.add_argument("--like", type=Path, default=sweep.ROOT / "src/backend/sim/models/vllm-h200-llama-3.1-8b.json",
                         help="cost model with what is not fitted (default: %(default)s)")
     parser.add_argument("--like-weight", type=inputs.number_from(0, 1000), default=0.001, help="how much of the fit --like has against the logs")
     parser.add_argument("--elastickv", default=str(sweep.ROOT / "build/release/elastickv"))

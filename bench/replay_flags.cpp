@@ -66,9 +66,8 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
                      ->capture_default_str();
   app.add_option(
       "--cost-model", flags.cost_model,
-      fmt::format("sim: file, or one of {}. Those of an A100 stand for vLLM 0.15, those of an H200 are "
-                  "fitted to vLLM 0.26, none to this program: bench/calibrate.py does that, from a step "
-                  "log, and bench/results/serving-h200-cost-model.json is such a fit",
+      fmt::format("sim: file, or one of {}. h200-llama-3.1-8b is fitted to this program, as bench/calibrate.py "
+                  "does it from a step log, vllm-... to vLLM 0.26; those of an A100 stand for vLLM 0.15",
                   fmt::join(shipped_cost_models(), ", ")));
   app.add_option("--replicas", flags.replicas,
                  "sim: engines side by side; a request goes to the one with the fewest")

@@ -81,7 +81,7 @@ def replicas(traces):
         for preset in ("paper015", "modern-8192"):
             for policy in POLICIES:
                 load = [*mooncake_load(traces, span, 5), "--replicas", "4"]
-                yield grid("h200x2-llama-3.1-70b", preset, policy, load, window=window)
+                yield grid("vllm-h200x2-llama-3.1-70b", preset, policy, load, window=window)
 
 
 def paper_costs():

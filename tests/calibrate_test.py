@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import calibrate  # noqa: E402
 
 PROGRAM = None
-LIKE = ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json"
+LIKE = ROOT / "src/backend/sim/models/vllm-h200-llama-3.1-8b.json"
 POOL = ["--kv-cache-memory-bytes", "4G", "--kv-host-bytes", "16G", "--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"]
 
 

@@ -160,7 +160,7 @@ class WholeRun(unittest.TestCase):
 
     def test_the_simulator_predicts_a_cell_with_the_budget_of_its_preset(self):
         with tempfile.TemporaryDirectory() as out:
-            sim = ["--device", "sim", "--cost-model", "h200-llama-3.1-8b"]
+            sim = ["--device", "sim", "--cost-model", "vllm-h200-llama-3.1-8b"]
             ran = self.call("run", out, "llama:elastic:modern,paper015:4:1", *sim)
             self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
             budgets = {r["preset"]: r["max_num_batched_tokens"] for r in gpu_load.load_results(out)}

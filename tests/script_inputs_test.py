@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIKE = ROOT / "src/backend/sim/models/h200-llama-3.1-8b.json"
+LIKE = ROOT / "src/backend/sim/models/vllm-h200-llama-3.1-8b.json"
 PROGRAM = None
 
 

@@ -4,9 +4,9 @@
 
 #include <ctime>
 
-#include "text/jinja_interpreter.h"
-#include "text/jinja_parser.h"
-#include "text/jinja_unicode.h"
+#include "text/jinja/interpreter.h"
+#include "text/jinja/parser.h"
+#include "text/jinja/unicode.h"
 
 namespace ekv {
 namespace {

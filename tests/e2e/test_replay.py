@@ -99,7 +99,7 @@ def test_every_figure_follows_from_the_step_log(replay, tmp_path, policy, replic
 
 def test_the_same_hash_in_every_run_and_on_any_number_of_cores(replay, tmp_path):
     def run(*prefix):
-        result, _ = replay("--trace", TRACE, "--cost-model", "h200-qwen3-8b", "--kv-policy", "elastic",
+        result, _ = replay("--trace", TRACE, "--cost-model", "vllm-h200-qwen3-8b", "--kv-policy", "elastic",
                            "--num-gpu-blocks-override", 1000, *prefix, json_path=tmp_path / "r.json")
         return result["log_hash"]
 

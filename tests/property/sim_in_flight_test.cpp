@@ -290,7 +290,7 @@ struct Watch : EngineListener {
 
 // In the order of `asked`.
 std::vector<Answer> serve(const EngineConfig& config, const std::vector<Asked>& asked, Watch& watch) {
-  const CostModel model = *load_cost_model("h200-llama-3.1-8b");
+  const CostModel model = *load_cost_model("vllm-h200-llama-3.1-8b");
   auto sim = std::make_unique<SimBackend>(model, config.kv.num_pages, watch.clock, 60);
   Engine engine(config, std::make_unique<Watch::Device>(watch, std::move(sim)), watch.clock, watch);
   watch.engine = &engine;

@@ -169,9 +169,9 @@ TEST(GemmTuner, ThreeOfFourRoundsAndAllThatWork) {
 }
 
 TEST(GemmTuner, OnlyWherePowerBindsOneKernelIsWorthMoreThanItsTime) {
-  EXPECT_EQ(counted(100, kFewTuningRows, true), 100);
-  EXPECT_EQ(counted(100, kFewTuningRows + 1, false), 100);
-  EXPECT_EQ(counted(100, kFewTuningRows + 1, true), 95);
+  EXPECT_EQ(with_power_credit(100, kFewTuningRows, true), 100);
+  EXPECT_EQ(with_power_credit(100, kFewTuningRows + 1, false), 100);
+  EXPECT_EQ(with_power_credit(100, kFewTuningRows + 1, true), 95);
 }
 
 TEST(GemmTuner, SamplesLastAsLongAsTheyShould) {

@@ -301,7 +301,7 @@ class CublasGemm : public CudaGemm {
       const int replays = exact ? effort.replays(launches * fastest_us) : 2;
       const double us = time_launches(one, launches, replays, stream);
       fastest_us = std::min(fastest_us, us);
-      return counted(us, form.rows, choices[i].tile && form.shape.after == After::activation);
+      return with_power_credit(us, form.rows, choices[i].tile && form.shape.after == After::activation);
     };
     if (choices.empty()) return form.chosen;
     return choices[choose_candidate(choices.size(), effort, time_us)];

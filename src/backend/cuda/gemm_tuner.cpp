@@ -19,7 +19,7 @@ struct Timed {
   double us = 0;
   std::vector<double> shares{};  // of the time of candidate 0, a round each
 
-  // What three of four rounds, or both of two, do not exceed. Infinity: it failed in one.
+  // What three quarters of the rounds do not exceed. Infinity: it failed in one.
   double share() const {
     std::vector<double> sorted = shares;
     std::ranges::sort(sorted);

@@ -21,8 +21,8 @@ struct TuningEffort {
 constexpr int kMostReplays = 50;
 
 // Candidate 0 is what would be used without tuning. Another one replaces it only if it is faster by kWinMargin
-// in three of four rounds, or in both of two, so that a change of the clock, or one lucky sample, decides
-// nothing, and only if it worked in all of them.
+// in three quarters of the rounds, rounded up (both of two, five of six), so that a change of the clock, or one
+// lucky sample, decides nothing, and only if it worked in all of them.
 constexpr double kWinMargin = 0.02;
 size_t choose_candidate(size_t count, const TuningEffort& effort, const TimeCandidate& time_us);
 
@@ -53,12 +53,14 @@ constexpr const TuningEffort& tuning_effort(int rows) {
   return rows <= kFewTuningRows ? kFewRowsEffort : kUnderPowerEffort;
 }
 
-// What a timing counts for. Where power binds, a gated product that the same kernel activates has 5 % off: 4 of
-// 5 bytes behind the product stay on the chip, and the energy that saves is time for all of a step, which a
-// sample of the product alone does not show. Where timings preferred cuBLASLt's, steps of 8,192 rows took 0.5
-// and 2.3 % longer with it (`bench latency`, two prompts of 4,096; bf16, H200, two ways of cuBLASLt's).
-constexpr double counted(double us, int rows, bool activates_itself) {
-  return rows > kFewTuningRows && activates_itself ? 0.95 * us : us;
+// A timing less what the energy that a way saves is worth to the rest of a step. Where power binds, a kernel
+// that activates its gated product keeps 4 of 5 bytes behind the product on the chip, which a sample of the
+// product alone does not show: where timings preferred cuBLASLt's, steps of 8,192 rows took 0.5 and 2.3 %
+// longer with it
+// (`bench latency`, two prompts of 4,096; bf16, H200, two ways of cuBLASLt's).
+constexpr double kPowerCredit = 0.05;
+constexpr double with_power_credit(double us, int rows, bool activates_itself) {
+  return rows > kFewTuningRows && activates_itself ? (1 - kPowerCredit) * us : us;
 }
 
 }  // namespace ekv
