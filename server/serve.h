@@ -5,13 +5,10 @@
 #include <memory>
 
 #include "backend/device.h"
+#include "server/exit_code.h"
 #include "server/flags.h"
 
 namespace ekv {
-
-// Of the process, beside 0 after a signal; a wrong command line has the codes of flags.h.
-constexpr int kExitNotStarted = 1;     // or a stop that took too long, or a step log with a gap
-constexpr int kExitEngineStopped = 3;  // the device is lost, or a step failed: start the server again
 
 using MakeBackend =
     std::function<Result<std::unique_ptr<Backend>>(const Model&, const EngineConfig&, const BackendOptions&)>;

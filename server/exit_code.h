@@ -1,0 +1,21 @@
+#pragma once
+// exit_code.h -- what a process tells whoever started it, and what becomes of a failure that nobody below main
+// has handled.
+
+#include <functional>
+
+namespace ekv {
+
+// Beside 0; a wrong command line has the codes of flags.h.
+constexpr int kExitNotStarted = 1;     // or a stop that took too long, or a step log with a gap
+constexpr int kExitEngineStopped = 3;  // the device is lost, or a step failed: start the server again
+
+// Of every line about a lost device.
+constexpr const char* kLostDeviceAdvice =
+    "if this comes back, look for Xid in the kernel's log and at nvidia-smi -q";
+
+// What `command` returns. An exception out of it becomes one line of the log and an exit code: 3 of a lost
+// device, 1 of everything else. Its destructors have run by then: its files are complete.
+int run_command(const std::function<int()>& command);
+
+}  // namespace ekv
