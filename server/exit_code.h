@@ -7,8 +7,9 @@
 namespace ekv {
 
 // Beside 0; a wrong command line has the codes of flags.h.
-constexpr int kExitNotStarted = 1;     // or a stop that took too long, or a step log with a gap
-constexpr int kExitEngineStopped = 3;  // the device is lost, or a step failed: start the server again
+constexpr int kExitNotStarted = 1;  // or a stop that took too long, or a step log with a gap
+// The device is lost, a step failed, or no client can connect any more: start the server again.
+constexpr int kExitEngineStopped = 3;
 
 // Of every line about a lost device.
 constexpr const char* kLostDeviceAdvice =
