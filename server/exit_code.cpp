@@ -30,7 +30,7 @@ int run_command(const std::function<int()>& command) {
   } catch (const std::exception& e) {
     log_error(fmt::format("the run ends: {}. Report this line as a fault", e.what()));
   }
-  return kExitNotStarted;
+  return kExitFailed;
 }
 
 }  // namespace ekv

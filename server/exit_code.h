@@ -7,7 +7,9 @@
 namespace ekv {
 
 // Beside 0; a wrong command line has the codes of flags.h.
-constexpr int kExitNotStarted = 1;  // or a stop that took too long, or a step log with a gap
+
+// It could not start or go on, a stop took too long, or the step log has a gap: a line of the log says which.
+constexpr int kExitFailed = 1;
 // The device is lost, a step failed, or no client can connect any more: start the server again.
 constexpr int kExitEngineStopped = 3;
 

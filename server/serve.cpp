@@ -250,7 +250,7 @@ int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> 
       });
   if (Status not_started = service.start()) {
     log_error(not_started->message);
-    return kExitNotStarted;
+    return kExitFailed;
   }
   log_info(fmt::format("serving {} on http://{}:{}", flags.served_model_names.front(), flags.http.host,
                        service.port()));
@@ -258,7 +258,7 @@ int run(const ServeFlags& flags, const Loaded& loaded, std::unique_ptr<Backend> 
   sigwait(&signals, &number);
   if (!failed) log_info(fmt::format("{}: finishing running requests", strsignal(number)));
   const std::chrono::seconds at_most(service.loop().failed() ? 0 : flags.shutdown_timeout_s);
-  const auto late_code = [&] { return failed ? kExitEngineStopped : kExitNotStarted; };
+  const auto late_code = [&] { return failed ? kExitEngineStopped : kExitFailed; };
   guard.emplace(signals, at_most + kStopGrace, kHurriedStopGrace, late_code);
   if (!service.shut_down(at_most, [&] { return guard->hurried(); }))
     leave_as_it_is("the thread of a request did not end in time", late_code());
@@ -306,7 +306,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   const auto not_started = [&](const Error& error) {
     starting.reset();  // from here on a signal is not what ended it
     log_error(error.message);
-    return kExitNotStarted;
+    return kExitFailed;
   };
   const Result<Loaded> loaded = load(flags);
   if (!loaded) return not_started(loaded.error());
@@ -324,7 +324,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   const int code = run(flags, *loaded, *std::move(backend), **log, signals);
   const Status incomplete = (*log)->close();
   if (incomplete) log_error(incomplete->message);
-  return incomplete && code == 0 ? kExitNotStarted : code;
+  return incomplete && code == 0 ? kExitFailed : code;
 }
 
 }  // namespace ekv

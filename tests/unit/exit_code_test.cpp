@@ -31,13 +31,13 @@ TEST(RunCommand, GivesWhatTheCommandGives) {
 TEST(RunCommand, EveryExceptionIsOneLineThatSaysWhatToDo) {
   EXPECT_COMMAND([]() -> int { throw DeviceError("planted"); }, kExitEngineStopped,
                  "^[^\n]*the device is lost: planted[^\n]*Start it again[^\n]*nvidia-smi -q\n$");
-  EXPECT_COMMAND([]() -> int { throw std::bad_alloc(); }, kExitNotStarted,
+  EXPECT_COMMAND([]() -> int { throw std::bad_alloc(); }, kExitFailed,
                  "^out of memory: use a smaller model[^\n]*\n$");
-  EXPECT_COMMAND([]() -> int { throw std::system_error(EAGAIN, std::generic_category()); }, kExitNotStarted,
+  EXPECT_COMMAND([]() -> int { throw std::system_error(EAGAIN, std::generic_category()); }, kExitFailed,
                  "^[^\n]*Resource temporarily unavailable[^\n]*pids.max[^\n]*\n$");
-  EXPECT_COMMAND([]() -> int { return std::filesystem::exists(std::string(5000, 'a')); }, kExitNotStarted,
+  EXPECT_COMMAND([]() -> int { return std::filesystem::exists(std::string(5000, 'a')); }, kExitFailed,
                  "^[^\n]*File name too long[^\n]*\n$");
-  EXPECT_COMMAND([]() -> int { throw std::logic_error("planted"); }, kExitNotStarted,
+  EXPECT_COMMAND([]() -> int { throw std::logic_error("planted"); }, kExitFailed,
                  "^[^\n]*planted[^\n]*Report this line[^\n]*\n$");
 }
 
@@ -64,7 +64,7 @@ int replay_and_lose(const std::string& step_log) {
   std::vector<ReplayDevice> devices;
   devices.push_back(*make_sim_device(*model, options.engine));
   devices[0].backend = std::make_unique<LosingBackend>(std::move(devices[0].backend));
-  return run_replay(synthetic_load(40, 50, 60, 1), std::move(devices), options) ? 0 : kExitNotStarted;
+  return run_replay(synthetic_load(40, 50, 60, 1), std::move(devices), options) ? 0 : kExitFailed;
 }
 
 TEST(RunCommand, TheStepsBeforeALostDeviceAreInTheLog) {
