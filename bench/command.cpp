@@ -20,7 +20,7 @@ constexpr int64_t kBarUs = 100'000, kLineUs = 10'000'000;
 std::optional<int> parse_flags(CLI::App& app, int argc, const char* const* argv,
                                const std::function<void()>& finish) {
   if (app.get_footer().empty())
-    app.footer("Exit codes: 0; 1 the run failed, or a request did; 2 a flag is wrong.");
+    app.footer("Exit codes: 0; 1 the run failed, or a request did; 2 a flag is wrong; 3 the device is lost.");
   try {
     app.parse(argc, argv);
     if (finish) finish();

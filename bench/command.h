@@ -1,7 +1,8 @@
 #pragma once
 // command.h -- what the benchmark commands have in common: flags in, files and progress out.
 //
-// Exit codes of every command: 0, 1 when the run failed or a request did, 2 for bad flags.
+// Exit codes of every command: 0, 1 when the run failed or a request did, 2 for bad flags, 3 when the device is
+// lost (server/exit_code.h).
 
 #include <functional>
 #include <optional>

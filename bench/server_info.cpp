@@ -83,7 +83,8 @@ Result<TokenSource> token_source(const std::string& folder, const Json& card, co
                                  const std::string& model) {
   if (!folder.empty()) return local_tokens(folder);
   const Result<std::string> root = string_member(card, "root", "");
-  if (root && std::filesystem::exists(std::filesystem::path(*root) / "tokenizer.json"))
+  std::error_code unreadable;
+  if (root && std::filesystem::exists(std::filesystem::path(*root) / "tokenizer.json", unreadable))
     return local_tokens(*root);
   return server_tokens(target, model);
 }

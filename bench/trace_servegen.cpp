@@ -239,9 +239,9 @@ Result<std::vector<std::filesystem::path>> servegen_files(const std::filesystem:
   std::error_code failed;
   std::vector<std::filesystem::path> files;
   if (std::filesystem::is_directory(path, failed)) {
-    for (const auto& entry : std::filesystem::directory_iterator(path, failed)) {
-      if (is_client(entry.path())) files.push_back(entry.path());
-    }
+    for (std::filesystem::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed))
+      if (is_client(at->path())) files.push_back(at->path());
+    if (failed) return broken(path.string(), failed.message());
     std::sort(files.begin(), files.end());
   } else if (is_client(path)) {
     files.push_back(path);

@@ -4,6 +4,8 @@
 
 #include <exception>
 
+#include "server/exit_code.h"
+
 namespace ekv {
 namespace {
 
@@ -94,7 +96,7 @@ void EngineLoop::run() {
     }
   } catch (const DeviceError& e) {
     fail(fmt::format("the device is lost: {}", e.what()),
-         "Start the server again; if this comes back, look for Xid in the kernel's log and at nvidia-smi -q");
+         fmt::format("Start the server again; {}", kLostDeviceAdvice));
   } catch (const std::exception& e) {
     fail(fmt::format("a step failed: {}", e.what()), "Start the server again, and report this line as a fault");
   }
@@ -104,11 +106,15 @@ void EngineLoop::run() {
     accepting_ = false;
   }
   engine_->fail_all(failed_ ? "the engine has stopped; the server's log says why" : "the server has stopped");
-  if (failed_) on_fatal_();
+  if (!failed_) return;
+  // Of an engine with nothing to do: who keeps records writes out those of the steps before, which are lost if
+  // the device is so ill that a destructor hangs.
+  if (config_.on_step) config_.on_step({});
+  on_fatal_();
 }
 
 // All that the log says about it, in one line.
-void EngineLoop::fail(const std::string& what, const char* advice) {
+void EngineLoop::fail(const std::string& what, const std::string& advice) {
   failed_ = true;  // before the line: who reads it finds /health as it says
   log_error(fmt::format("{}. The engine stops: {} sequences end with an error, new requests get 503. {}", what,
                         num_in_flight(), advice));

@@ -106,7 +106,7 @@ class EngineLoop : private EngineListener {
   void on_event(SeqEvent event) override;
   void on_step(const StepRecord& record) override;
   void run();
-  void fail(const std::string& what, const char* advice);
+  void fail(const std::string& what, const std::string& advice);
   Status room_for(size_t num_requests) const;
 
   EngineLoopConfig config_;

@@ -18,7 +18,7 @@ constexpr timespec kTurn{.tv_sec = 0, .tv_nsec = 20'000'000};
 }  // namespace
 
 ExitGuard::ExitGuard(const sigset_t& signals, std::chrono::milliseconds at_most,
-                     std::chrono::milliseconds when_hurried, int code)
+                     std::chrono::milliseconds when_hurried, std::function<int()> code)
     : thread_([=, this] { run(signals, at_most, when_hurried, code); }) {}
 
 ExitGuard::~ExitGuard() {
@@ -27,12 +27,12 @@ ExitGuard::~ExitGuard() {
 }
 
 void ExitGuard::run(sigset_t signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
-                    int code) {
+                    const std::function<int()>& code) {
   auto deadline = steady_clock::now() + at_most;
   while (!done_) {
     if (sigtimedwait(&signals, nullptr, &kTurn) > 0 && !hurried_.exchange(true))
       deadline = std::min(deadline, steady_clock::now() + when_hurried);
-    if (steady_clock::now() >= deadline && !done_) leave_as_it_is("a thread did not end in time", code);
+    if (steady_clock::now() >= deadline && !done_) leave_as_it_is("a thread did not end in time", code());
   }
 }
 

@@ -1,22 +1,24 @@
 #pragma once
 // exit_guard.h -- the last resort of a stop. A thread that is inside a template, a tokenizer or a device call
 // cannot be ended from outside, and no destructor returns before it does: when the time is over the process
-// leaves as it is. Nothing is lost with it, because the server keeps nothing on disk.
+// leaves as it is. Nothing is lost with it but the last records of --step-log: an engine that fails has written
+// them out.
 
 #include <signal.h>
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 namespace ekv {
 
 class ExitGuard {
  public:
-  // From now on the process has `at_most`; late, it ends with `code`. One of `signals`, which every thread has
-  // blocked, makes hurried() true and cuts the rest to `when_hurried`.
+  // From now on the process has `at_most`; late, it ends with what `code` says then, on another thread. One of
+  // `signals`, which every thread has blocked, makes hurried() true and cuts the rest to `when_hurried`.
   ExitGuard(const sigset_t& signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
-            int code);
+            std::function<int()> code);
   ~ExitGuard();  // all is done: the process may end by itself
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;
@@ -25,7 +27,7 @@ class ExitGuard {
 
  private:
   void run(sigset_t signals, std::chrono::milliseconds at_most, std::chrono::milliseconds when_hurried,
-           int code);
+           const std::function<int()>& code);
 
   std::atomic<bool> done_{false}, hurried_{false};
   std::thread thread_;
@@ -33,7 +35,9 @@ class ExitGuard {
 
 // While the server starts there is nobody to finish for, and no turn in which loading or building could be
 // asked to stop: one of `signals`, which every thread has blocked, says so in the log and ends the process with
-// 0.
+// 0. The default action would not: the first process of a container never sees a signal that it neither handles
+// nor blocks. A handler would need a thread that does not block them, and threads that the start makes (of
+// OpenMP, of CUDA) would inherit that. The thread polls so that it can be told to end.
 class StartGuard {
  public:
   explicit StartGuard(const sigset_t& signals);

@@ -82,7 +82,8 @@ void add_http_flags(CLI::App& app, ServeFlags& flags, RawFlags& raw) {
   app.add_option("--port", flags.http.port, "TCP port; 0: any free one")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
-  app.add_option("--api-key", flags.api_keys, "key that /v1 requests must carry; may be given several times")
+  app.add_option("--api-key", flags.api_keys,
+                 "key that requests must carry, but for the state of the server; may be given several times")
       ->allow_extra_args(false);
   app.add_option("--allowed-origins", raw.allowed_origins,
                  "JSON list of origins of browser pages that may call; []: no CORS headers")
@@ -174,7 +175,8 @@ CommandLine parse_serve(int argc, const char* const* argv) {
   RawFlags raw;
   serve.footer(
       "Exit codes: 0 after SIGTERM or SIGINT; 1 it could not start, a stop took too long, or --step-log could "
-      "not be written; 2 a flag is wrong; 3 the device is lost or a step failed: start it again.");
+      "not be written; 2 a flag is wrong; 3 the device is lost, a step failed, or no client can connect any "
+      "more: start it again.");
   serve.set_config("--config", "", "file with flags, one `name = value` per line; the command line wins");
   serve.allow_config_extras(CLI::config_extras_mode::error);
   add_model_flags(serve, flags, raw);

@@ -78,6 +78,17 @@ HttpResponse json_reply(std::string body, int status) {
   return response;
 }
 
+Result<std::vector<TokenId>> encode_prompt(const ServedModel& model, const std::string& text,
+                                           bool add_special_tokens) {
+  const size_t limit = size_t(model.limits.max_model_len) * kMaxBytesPerToken;
+  if (text.size() <= limit) return model.tokenizer.encode(text, add_special_tokens);
+  return Error{
+      Error::too_large,
+      fmt::format("the prompt has {} bytes; no prompt of more than {} bytes fits the context of {} tokens",
+                  text.size(), limit, model.limits.max_model_len),
+      "prompt"};
+}
+
 Status check_client(const HttpRequest& http) {
   if (!peer_has_gone(http.socket)) return std::nullopt;
   return Error{Error::unavailable, "the client has closed the connection", {}};
@@ -107,10 +118,11 @@ HttpResponse Generate::chat(const HttpRequest& http) {
   Result<std::string> text = model_.render_chat(request->chat);
   if (!text) return error_reply(text.error());
   if (Status gone = check_client(http)) return error_reply(*gone);
-  Result<Prompt> prompt = encode(*text, request->add_special_tokens);
-  if (!prompt) return error_reply(prompt.error());
-  prompt->text = request->reply.echo ? last_answer(request->chat) : std::string();
-  return answer(http, *request, {*std::move(prompt)}, arrival_us);
+  Result<std::vector<TokenId>> tokens = encode_prompt(model_, *text, request->add_special_tokens);
+  if (!tokens) return error_reply(tokens.error());
+  Prompt prompt{.text = request->reply.echo ? last_answer(request->chat) : std::string(),
+                .tokens = *std::move(tokens)};
+  return answer(http, *request, {std::move(prompt)}, arrival_us);
 }
 
 Result<std::vector<Generate::Prompt>> Generate::tokenize(const HttpRequest& http,
@@ -122,24 +134,12 @@ Result<std::vector<Generate::Prompt>> Generate::tokenize(const HttpRequest& http
       continue;
     }
     if (Status gone = check_client(http)) return *std::move(gone);
-    Result<Prompt> prompt = encode(std::get<std::string>(input), request.add_special_tokens);
-    if (!prompt) return prompt.error();
-    prompts.push_back(*std::move(prompt));
+    const std::string& text = std::get<std::string>(input);
+    Result<std::vector<TokenId>> tokens = encode_prompt(model_, text, request.add_special_tokens);
+    if (!tokens) return tokens.error();
+    prompts.push_back({.text = text, .tokens = *std::move(tokens)});
   }
   return prompts;
-}
-
-Result<Generate::Prompt> Generate::encode(const std::string& text, bool add_special_tokens) const {
-  const size_t limit = size_t(model_.limits.max_model_len) * kMaxBytesPerToken;
-  if (text.size() > limit)
-    return Error{
-        Error::too_large,
-        fmt::format("the prompt has {} bytes; no prompt of more than {} bytes fits the context of {} tokens",
-                    text.size(), limit, model_.limits.max_model_len),
-        "prompt"};
-  Result<std::vector<TokenId>> tokens = model_.tokenizer.encode(text, add_special_tokens);
-  if (!tokens) return tokens.error();
-  return Prompt{.text = text, .tokens = *std::move(tokens)};
 }
 
 HttpResponse Generate::answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts,

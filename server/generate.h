@@ -41,7 +41,6 @@ class Generate {
   HttpResponse answer(const HttpRequest& http, const ApiRequest& request, std::vector<Prompt> prompts,
                       int64_t arrival_us);
   Result<std::vector<Prompt>> tokenize(const HttpRequest& http, const ApiRequest& request) const;
-  Result<Prompt> encode(const std::string& text, bool add_special_tokens) const;
 
   const ServedModel& model_;
   EngineLoop& loop_;
@@ -50,6 +49,10 @@ class Generate {
   std::atomic<uint64_t> next_seed_;
 };
 
+// Tokens of a prompt. Errors: so many bytes that they fit no context, which is told before the work; those of
+// the tokenizer.
+Result<std::vector<TokenId>> encode_prompt(const ServedModel& model, const std::string& text,
+                                           bool add_special_tokens);
 // An Error when the client has left. Rendering and tokenising a long prompt takes a second, which nobody needs
 // then: looked at between the steps, not within one; from submit() on the watcher does it.
 Status check_client(const HttpRequest& http);

@@ -23,18 +23,6 @@ namespace {
 constexpr std::chrono::milliseconds kHurriedGrace{1000};
 constexpr int kListenBacklog = 1024;
 
-// Runs jobs at once: the server makes a thread per connection itself, because it must know the socket to
-// refuse.
-class InlineQueue : public httplib::TaskQueue {
- public:
-  explicit InlineQueue(std::function<void()> wait_for_all) : wait_for_all_(std::move(wait_for_all)) {}
-  void enqueue(std::function<void()> job) override { job(); }
-  void shutdown() override { wait_for_all_(); }
-
- private:
-  std::function<void()> wait_for_all_;
-};
-
 HttpRequest head_of(const httplib::Request& from) {
   HttpRequest head;
   head.method = from.method == "HEAD" ? "GET" : from.method;
@@ -60,7 +48,6 @@ class HttpServer::Impl : public httplib::Server {
  public:
   Impl(const HttpConfig& config, HttpApp& app)
       : config_(config), app_(app), stop_event_(eventfd(0, EFD_CLOEXEC)) {
-    new_task_queue = [this] { return new InlineQueue([this] { wait_for_connections(); }); };
     set_pre_routing_handler(
         [this](const auto& request, auto& response) { return route_head(request, response); });
     Post(".*", [this](const httplib::Request& request, httplib::Response& response,
@@ -79,7 +66,10 @@ class HttpServer::Impl : public httplib::Server {
         [](const auto& request, auto& response) { set_connection_header(request, response); });
     set_payload_max_length(config_.max_body_bytes);
   }
-  ~Impl() override { ::close(stop_event_); }
+  ~Impl() override {
+    close_listener();
+    ::close(stop_event_);
+  }
 
   Status open() {
     // Not the library's own, which keeps the cause of a failure to itself.
@@ -90,32 +80,38 @@ class HttpServer::Impl : public httplib::Server {
       ::close(*bound);
       return error;
     }
-    svr_sock_ = *bound;
+    listener_ = *bound;
     port_ = port_of(*bound);
+    // The library does not accept. It only takes an invalid socket for a sign to cut streams short.
+    svr_sock_ = *bound;
     return std::nullopt;
+  }
+
+  void accept(const std::function<void()>& on_failure) {
+    const Status failed = accept_until(stop_event_, listener_, [this](int socket) { take(socket); });
+    close_listener();
+    if (failed) log_error(failed->message + "; start the server again"), on_failure();
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return open_ == 0; });
   }
 
   bool end(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
     const uint64_t one = 1;
     if (::write(stop_event_, &one, sizeof(one)) != sizeof(one))
       log_error("cannot signal the connections to stop");
-    const bool all_ended = end_connections(grace, hurry);
-    // Last, because the library ends streams without their last bytes once it is gone. The library's own stop()
-    // does nothing before its loop has begun; this works at any time.
-    const int listener = svr_sock_.exchange(INVALID_SOCKET);
-    if (listener != INVALID_SOCKET) {
-      ::shutdown(listener, SHUT_RDWR);
-      ::close(listener);
-    }
-    return all_ended;
+    return end_connections(grace, hurry);
   }
 
   int port() const { return port_; }
 
  private:
-  bool process_and_close_socket(int socket) override;
+  void close_listener() {
+    if (listener_ >= 0) ::close(std::exchange(listener_, -1));
+  }
+  void take(int socket);
   void turn_away(int socket);
   void serve(int socket);
+  void converse(Connection& connection);
   bool receive_head(Connection& connection);
   void forget(int socket);
   void connection_ended();
@@ -133,15 +129,12 @@ class HttpServer::Impl : public httplib::Server {
   bool end_connections(std::chrono::milliseconds grace, const std::function<bool()>& hurry);
   bool all_end_within(std::chrono::milliseconds at_most, const std::function<bool()>& hurry,
                       std::unique_lock<std::mutex>& lock);
-  void wait_for_connections() {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return open_ == 0; });
-  }
 
   HttpConfig config_;
   HttpApp& app_;
   ConnectionLimits limits_;
   int stop_event_;
+  int listener_ = -1;  // of the accepting thread, once that runs
   int port_ = -1;
   std::mutex mutex_;
   std::condition_variable ended_;
@@ -168,45 +161,54 @@ bool HttpServer::Impl::all_end_within(std::chrono::milliseconds at_most, const s
   }
 }
 
-// On the accepting thread. Always true: the library has nothing more to do with this socket.
-bool HttpServer::Impl::process_and_close_socket(int socket) {
-  bool full = false;
-  {
-    const std::lock_guard lock(mutex_);
-    full = open_ >= config_.max_connections;
-    if (!full) ++open_, sockets_.insert(socket);
-  }
+// On the accepting thread.
+void HttpServer::Impl::take(int socket) {
+  bool taken = false;
   try {
-    if (!full) std::thread([this, socket] { serve(socket); }).detach();
-  } catch (const std::system_error&) {  // no thread to be had
-    full = true;
-    forget(socket);
-    connection_ended();
+    {
+      const std::lock_guard lock(mutex_);
+      if (open_ < config_.max_connections) sockets_.insert(socket), ++open_, taken = true;
+    }
+    if (taken) return std::thread([this, socket] { serve(socket); }).detach();
+  } catch (const std::exception&) {  // no thread or no memory to be had
+    if (taken) forget(socket), connection_ended();
   }
-  if (full) turn_away(socket);
-  return true;
+  turn_away(socket);
 }
 
 void HttpServer::Impl::turn_away(int socket) {
-  const std::string reply = last_reply(
-      503, app_.refuse({}, 503, "too many connections; try again in a second").body, "Retry-After: 1\r\n");
-  ::send(socket, reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  try {
+    const std::string reply = last_reply(
+        503, app_.refuse({}, 503, "too many connections; try again in a second").body, "Retry-After: 1\r\n");
+    ::send(socket, reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } catch (const std::exception&) {  // no memory for words
+  }
   ::close(socket);
 }
 
 void HttpServer::Impl::serve(int socket) {
   {
     Connection connection(socket, stop_event_, limits_);
-    while (connection.wait_for_request(std::chrono::seconds(config_.keep_alive_s))) {
-      if (!receive_head(connection)) break;
-      bool close = false;
-      const bool alive = process_request(connection, false, close,
-                                         [&](httplib::Request& request) { prepare(request, connection); });
-      if (!alive || close || connection.closing() || connection.in_head()) break;
+    try {
+      converse(connection);
+    } catch (const std::bad_alloc&) {  // what handle() throws is answered; this is of the bytes around it
+      log_error("a connection is closed: out of memory; fewer --max-connections leave more");
+    } catch (const std::exception& e) {
+      log_error(fmt::format("a connection is closed: {}; report this line as a fault", e.what()));
     }
     forget(socket);  // before it is closed: the number may come back at once with a new connection
   }
   connection_ended();
+}
+
+void HttpServer::Impl::converse(Connection& connection) {
+  while (connection.wait_for_request(std::chrono::seconds(config_.keep_alive_s))) {
+    if (!receive_head(connection)) break;
+    bool close = false;
+    const bool alive = process_request(connection, false, close,
+                                       [&](httplib::Request& request) { prepare(request, connection); });
+    if (!alive || close || connection.closing() || connection.in_head()) break;
+  }
 }
 
 // False: there is none, or it is refused and that has been told.
@@ -385,7 +387,7 @@ HttpServer::HttpServer(const HttpConfig& config, HttpApp& app) : impl_(std::make
 HttpServer::~HttpServer() = default;
 Status HttpServer::bind() { return impl_->open(); }
 int HttpServer::port() const { return impl_->port(); }
-void HttpServer::run() { impl_->listen_after_bind(); }
+void HttpServer::run(const std::function<void()>& on_failure) { impl_->accept(on_failure); }
 bool HttpServer::stop(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
   return impl_->end(grace, hurry);
 }

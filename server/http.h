@@ -63,7 +63,9 @@ class HttpServer {
 
   Status bind();
   int port() const;  // after bind()
-  void run();        // accepts connections until stop(); returns when the last one has ended
+  // Accepts connections until stop(); returns when the last one has ended. `on_failure`: nobody can connect any
+  // more though nobody called stop(), and the log says why; connections go on. Called once at most.
+  void run(const std::function<void()>& on_failure);
   // Any thread. Idle connections are closed; the others have `grace` to finish, a second when `hurry` says
   // true, then their sockets are shut. False: another second later the thread of one is still at work, which
   // nothing can end; run() returns when it is done.

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
 
@@ -15,7 +17,8 @@ namespace {
 
 // -1 and errno: it cannot be.
 int bind_one(const addrinfo& address) {
-  const int fd = ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
+  const int type = address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK;
+  const int fd = ::socket(address.ai_family, type, address.ai_protocol);
   if (fd < 0) return -1;
   const int on = 1, off = 0;
   // Not SO_REUSEPORT: a second server could bind the same port and take half the clients.
@@ -39,6 +42,16 @@ const char* advice(int number) {
     default:
       return "; see --host and --port";
   }
+}
+
+// What accept() says when the listening socket is of no use any more. Everything else is of one client, or
+// passes.
+bool is_final(int number) {
+  return number == EBADF || number == EINVAL || number == ENOTSOCK || number == EOPNOTSUPP;
+}
+
+bool is_of_one_client(int number) {
+  return number == EAGAIN || number == EINTR || number == ECONNABORTED || number == EPROTO || number == EPERM;
 }
 
 }  // namespace
@@ -74,6 +87,31 @@ int port_of(int socket) {
   EKV_CHECK(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0, "the socket is bound");
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+Status accept_until(int stop_event, int listener, const std::function<void(int)>& take) {
+  constexpr std::chrono::milliseconds kPause{20};
+  constexpr std::chrono::seconds kBetweenLines{10};
+  auto next_line = std::chrono::steady_clock::now();
+  pollfd p[2] = {{.fd = stop_event, .events = POLLIN, .revents = 0},
+                 {.fd = listener, .events = POLLIN, .revents = 0}};
+  for (bool scarce = false;;) {
+    // Scarce: a connection that waits makes the listener readable, so only the other is asked, and for a while.
+    const int ready = ::poll(p, scarce ? 1 : 2, scarce ? int(kPause.count()) : -1);
+    if (ready > 0 && p[0].revents) return std::nullopt;
+    const int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    const int number = socket < 0 ? errno : 0;
+    if (is_final(number))
+      return Error{Error::io, fmt::format("no client can connect any more: accept: {}", strerror(number)), {}};
+    if (socket >= 0) take(socket);
+    scarce = number != 0 && !is_of_one_client(number);
+    if (!scarce || std::chrono::steady_clock::now() < next_line) continue;
+    log_warn(
+        fmt::format("new clients wait: accept: {}; raise the limit of open files (ulimit -n), or lower "
+                    "--max-connections",
+                    strerror(number)));
+    next_line = std::chrono::steady_clock::now() + kBetweenLines;
+  }
 }
 
 Status try_address(const std::string& host, int port) {

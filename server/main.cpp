@@ -4,11 +4,11 @@
 #include <fmt/core.h>
 
 #include <cstdio>
-#include <new>
 #include <string_view>
 
 #include "bench/replay_command.h"
 #include "server/bench_command.h"
+#include "server/exit_code.h"
 #include "server/flags.h"
 #include "server/serve.h"
 
@@ -26,13 +26,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::bad_alloc&) {
-    std::fputs(
-        "out of memory: use a smaller model, a smaller --kv-cache-memory-bytes or --kv-host-bytes, or fewer "
-        "requests at once\n",
-        stderr);
-    return ekv::kExitNotStarted;
-  }
+  return ekv::run_command([&] { return run(argc, argv); });
 }

@@ -18,6 +18,9 @@
 //     suffix, -1 for prompt_logprobs and top_logprobs.
 //   * bounded besides: the constants below and those of request.h, `n` over all prompts together.
 //   * a temperature between 0 and 0.01 is used as it is; a content type other than JSON is 415.
+//   * with --api-key, /tokenize and /detokenize ask for the key as /v1 does; /tokenize refuses, as a prompt, a
+//   text
+//     that could not fit the context.
 //   * a client that closes its sending side counts as gone; SIGTERM drains for 30 s, a second signal cancels.
 
 #include <optional>

@@ -82,7 +82,7 @@ HttpResponse Routes::tokenize(const HttpRequest& request) {
   if (Status gone = check_client(request)) return error_reply(*gone);
   const Result<bool> want_strings = bool_member(*body, "return_token_strs", false);
   if (!want_strings) return error_reply(want_strings.error());
-  const Result<std::vector<TokenId>> tokens = model_.tokenizer.encode(*text, add_special_tokens);
+  const Result<std::vector<TokenId>> tokens = encode_prompt(model_, *text, add_special_tokens);
   if (!tokens) return error_reply(tokens.error());
   Json strings;
   if (*want_strings) {

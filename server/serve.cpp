@@ -192,7 +192,7 @@ ServiceConfig service_config(const ServeFlags& flags, StepLog& log) {
 int run(const ServeFlags& flags, const Prepared& prepared, std::unique_ptr<Backend> backend, StepLog& log,
         const sigset_t& signals) {
   const SteadyClock clock;
-  std::atomic<bool> engine_failed = false;
+  std::atomic<bool> failed = false;
   std::optional<ExitGuard> guard;  // outlives the service, whose destructor waits for its threads
   Service service(
       service_config(flags, log), prepared.served, prepared.start.engine, backend->info().num_pages,
@@ -201,25 +201,25 @@ int run(const ServeFlags& flags, const Prepared& prepared, std::unique_ptr<Backe
       },
       clock,
       [&] {
-        engine_failed = true;
+        failed = true;
         ::kill(::getpid(), SIGTERM);  // wakes the wait below
       });
-  if (Status failed = service.start()) {
-    log_error(failed->message);
-    return kExitNotStarted;
+  if (Status not_started = service.start()) {
+    log_error(not_started->message);
+    return kExitFailed;
   }
   log_info(fmt::format("serving {} on http://{}:{}", flags.served_model_names.front(), flags.http.host,
                        service.port()));
   int number = 0;
   sigwait(&signals, &number);
-  if (!engine_failed) log_info(fmt::format("{}: finishing running requests", strsignal(number)));
-  const std::chrono::seconds at_most(engine_failed ? 0 : flags.shutdown_timeout_s);
-  const int late_code = engine_failed ? kExitEngineStopped : kExitNotStarted;
+  if (!failed) log_info(fmt::format("{}: finishing running requests", strsignal(number)));
+  const std::chrono::seconds at_most(service.loop().failed() ? 0 : flags.shutdown_timeout_s);
+  const auto late_code = [&] { return failed ? kExitEngineStopped : kExitFailed; };
   guard.emplace(signals, at_most + kStopGrace, kHurriedStopGrace, late_code);
   if (!service.shut_down(at_most, [&] { return guard->hurried(); }))
-    leave_as_it_is("the thread of a request did not end in time", late_code);
+    leave_as_it_is("the thread of a request did not end in time", late_code());
   log_info("stopped");
-  return engine_failed ? kExitEngineStopped : 0;
+  return failed ? kExitEngineStopped : 0;
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   const auto not_started = [&](const Error& error) {
     starting.reset();  // from here on a signal is not what ended it
     log_error(error.message);
-    return kExitNotStarted;
+    return kExitFailed;
   };
   const Result<Prepared> prepared = prepare(flags);
   if (!prepared) return not_started(prepared.error());
@@ -248,7 +248,7 @@ int serve(const ServeFlags& flags, const MakeBackend& make) {
   const int code = run(flags, *prepared, *std::move(backend), **log, signals);
   const Status incomplete = (*log)->close();
   if (incomplete) log_error(incomplete->message);
-  return incomplete && code == 0 ? kExitNotStarted : code;
+  return incomplete && code == 0 ? kExitFailed : code;
 }
 
 }  // namespace ekv

@@ -13,7 +13,8 @@ Service::Service(const ServiceConfig& config, ServedModel model, const EngineCon
     : flush_grace_(config.flush_grace),
       model_(std::move(model)),
       metrics_(model_.limits.model_names.front(), engine_config, num_pages),
-      loop_(config.loop, make_engine, clock, metrics_, std::move(on_fatal)),
+      loop_(config.loop, make_engine, clock, metrics_, on_fatal),
+      on_fatal_(std::move(on_fatal)),
       routes_(config.routes, model_, loop_, watcher_, metrics_, clock),
       http_(config.http, routes_) {}
 
@@ -25,7 +26,7 @@ Service::~Service() {
 
 Status Service::start() {
   if (Status failed = http_.bind()) return failed;
-  accepting_ = std::thread([this] { http_.run(); });
+  accepting_ = std::thread([this] { http_.run(on_fatal_); });
   return std::nullopt;
 }
 

@@ -23,7 +23,8 @@ struct ServiceConfig {
 
 class Service {
  public:
-  // `clock` outlives the service. `on_fatal` is called once, on the engine thread, when the engine has failed.
+  // `clock` outlives the service. `on_fatal`: the engine has failed, or no client can connect any more, and the
+  // log says why. Called once for each, on a thread of the service.
   Service(const ServiceConfig& config, ServedModel model, const EngineConfig& engine_config, int num_pages,
           const EngineLoop::MakeEngine& make_engine, const Clock& clock, std::function<void()> on_fatal);
   ~Service();  // without shut_down() before: at once; waits for every thread
@@ -42,6 +43,7 @@ class Service {
   ServedModel model_;
   Metrics metrics_;
   EngineLoop loop_;
+  std::function<void()> on_fatal_;
   DisconnectWatcher watcher_;
   Routes routes_;
   HttpServer http_;

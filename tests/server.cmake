@@ -6,6 +6,8 @@ ekv_test(server_test LABEL e2e SOURCES e2e/server_test.cpp e2e/protocol_test.cpp
 ekv_group(threaded server_test)
 ekv_test(start_test LABEL e2e SOURCES e2e/start_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp
          LIBS ekv_server ekv_devices)
+ekv_test(fault_test LABEL e2e SOURCES e2e/fault_test.cpp ${PROJECT_SOURCE_DIR}/server/serve.cpp
+         LIBS ekv_server ekv_devices)
 
 ekv_test(prepare_test LABEL unit SOURCES unit/prepare_test.cpp LIBS ekv_devices ekv_server ekv_bench_commands)
 

@@ -89,14 +89,26 @@ Result<Checkpoint> open_shards(const std::filesystem::path& folder) {
   return checkpoint;
 }
 
+// Errors: it cannot be told, as of a link to itself.
+Result<bool> is_there(const std::filesystem::path& file) {
+  std::error_code fault;
+  const bool there = std::filesystem::exists(file, fault);
+  if (fault) return Error{Error::io, fmt::format("{}: {}", file.string(), fault.message()), "model"};
+  return there;
+}
+
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / kSingleFile)) {
-    if (std::filesystem::exists(folder / kIndexFile)) return open_shards(folder);
-    if (std::filesystem::is_symlink(folder / kSingleFile))
+  const Result<bool> single = is_there(folder / kSingleFile), index = is_there(folder / kIndexFile);
+  if (!single) return single.error();
+  if (!*single) {
+    if (!index) return index.error();
+    if (*index) return open_shards(folder);
+    std::error_code no_link;
+    const std::filesystem::path target = std::filesystem::read_symlink(folder / kSingleFile, no_link);
+    if (!no_link)
       return Error{Error::not_found,
                    fmt::format("{}: a link to {}, which does not exist; download the weights again",
-                               (folder / kSingleFile).string(),
-                               std::filesystem::read_symlink(folder / kSingleFile).string()),
+                               (folder / kSingleFile).string(), target.string()),
                    "model"};
     return Error{Error::not_found,
                  fmt::format("{}: holds neither {} nor {}; other weight formats are not supported",

@@ -376,13 +376,10 @@ Result<ModelConfig> load_model_config(const std::filesystem::path& folder, int m
                              (folder / "config.json").string()),
                  "model"};
   if (!config) return config.error();
-  std::optional<std::string> generation;
-  if (std::filesystem::exists(folder / "generation_config.json")) {
-    Result<std::string> text = read_file(folder / "generation_config.json", kMaxBytes);
-    if (!text) return text.error();
-    generation = *std::move(text);
-  }
-  Result<ModelConfig> model = parse_model_config(*config, generation, max_model_len);
+  Result<std::string> generation = read_file(folder / "generation_config.json", kMaxBytes);
+  if (!generation && generation.error().code != Error::not_found) return generation.error();
+  Result<ModelConfig> model =
+      parse_model_config(*config, generation ? std::optional(*generation) : std::nullopt, max_model_len);
   if (!model)
     return Error{model.error().code, folder.string() + "/" + model.error().message, model.error().param};
   const std::filesystem::path clean = std::filesystem::absolute(folder).lexically_normal();

@@ -89,6 +89,16 @@ TEST(Routes, TokensGoBothWays) {
     expect_error(server.post("/detokenize", std::string(body)), 400, body);
   for (const char* body : {"{}", R"({"prompt":3})", R"({"prompt":["a"]})", R"({"messages":[]})"})
     expect_error(server.post("/tokenize", std::string(body)), 400, body);
+
+  // A text beyond the context is counted, one of more bytes than any context of so many tokens is not.
+  const auto tokenize = [&](size_t bytes) {
+    return server.post("/tokenize", Json{{"prompt", std::string(bytes, 'a')}});
+  };
+  EXPECT_EQ(tokenize(5000).json()["count"], 5001);
+  EXPECT_EQ(tokenize(512 << 10).json()["count"], (512 << 10) + 1);
+  const RawResponse refused = tokenize((512 << 10) + 1);
+  expect_error(refused, 400, "too many bytes");
+  EXPECT_EQ(refused.error()["param"], "prompt");
 }
 
 // HTTP-1
@@ -405,7 +415,7 @@ TEST(Cors, OnlyListedOriginsWhenThereIsAList) {
             "");
 }
 
-TEST(Keys, OpenOnlyV1) {
+TEST(Keys, OpenWhatWorksForTheClient) {
   TestServerOptions options;
   options.service.routes.api_keys = {"first", "second"};
   const TestServer server(options);
@@ -418,8 +428,15 @@ TEST(Keys, OpenOnlyV1) {
        {"", "first", "Bearer ", "Bearer firs", "Bearer firstfirst", "Bearer third", "Basic first"})
     EXPECT_EQ(status("/v1/models", wrong), 401) << wrong;
   EXPECT_EQ(status("/v1/nowhere", ""), 401);
-  EXPECT_EQ(status("/health", ""), 200);
-  EXPECT_EQ(status("/metrics", ""), 200);
+  for (const char* path : {"/health", "/ping", "/version", "/metrics", "/load"})
+    EXPECT_EQ(status(path, ""), 200) << path;
+  for (const char* path : {"/v1/completions", "/tokenize", "/detokenize", "/reset_prefix_cache"})
+    expect_error(server.post(path, std::string(R"({"prompt": "a", "tokens": [1]})")), 401, path);
+  EXPECT_EQ(server
+                .send(http_request("POST", "/tokenize", R"({"prompt": "a"})",
+                                   {{"Content-Type", "application/json"}, {"Authorization", "Bearer first"}}))
+                .status,
+            200);
   expect_error(server.get("/v1/models"), 401, "no key");
 }
 

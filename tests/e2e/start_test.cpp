@@ -57,10 +57,10 @@ TEST(Start, ABuiltInModelNeedsATokenizerBeforeItsWeightsAreMade) {
   ServeFlags flags = tiny();
   flags.tokenizer.clear();
   // The whole output: no "loading" comes before.
-  EXPECT_START(flags, too_early, kExitNotStarted,
+  EXPECT_START(flags, too_early, kExitFailed,
                "^[^\n]*'tiny' has no tokenizer; add --tokenizer FOLDER[^\n]*\n$");
   flags.load_format = "auto";
-  EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*'tiny' has no weights; add --load-format dummy\n$");
+  EXPECT_START(flags, too_early, kExitFailed, "^[^\n]*'tiny' has no weights; add --load-format dummy\n$");
 }
 
 TEST(Start, WeightsLargerThanTheMachineAreRefused) {
@@ -74,8 +74,7 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
              "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false})";
   ServeFlags flags = tiny();
   flags.model = folder;
-  EXPECT_START(flags, too_early, kExitNotStarted,
-               "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
+  EXPECT_START(flags, too_early, kExitFailed, "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
   std::filesystem::remove_all(folder);
 }
 
@@ -87,7 +86,7 @@ TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
   std::ofstream(folder + "/chat_template.jinja") << "";
   ServeFlags flags = tiny();
   flags.tokenizer = folder;
-  EXPECT_START(flags, too_early, kExitNotStarted, "chat_template.jinja: is empty[^\n]*--chat-template\n$");
+  EXPECT_START(flags, too_early, kExitFailed, "chat_template.jinja: is empty[^\n]*--chat-template\n$");
   flags.chat_template = folder + "/another.jinja";
   std::ofstream(flags.chat_template) << "{{ messages[0].content }}";
   EXPECT_START(flags, too_early, kReachedBackend, "loading tiny");
@@ -99,7 +98,7 @@ TEST(Start, WhatFailsEndsWithItsOwnCode) {
                         const BackendOptions&) -> Result<std::unique_ptr<Backend>> {
     return Error{Error::unsupported, "no backend of this kind", "device"};
   };
-  EXPECT_START(tiny(), fails, kExitNotStarted, "no backend of this kind");
+  EXPECT_START(tiny(), fails, kExitFailed, "no backend of this kind");
 }
 
 TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
@@ -108,12 +107,12 @@ TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
   ASSERT_EQ(::listen(*other, 1), 0);
   ServeFlags flags = tiny();
   flags.http.port = port_of(*other);
-  EXPECT_START(flags, too_early, kExitNotStarted,
+  EXPECT_START(flags, too_early, kExitFailed,
                "^[^\n]*cannot listen on 127.0.0.1:[0-9]+: Address already in use[^\n]*--port\n$");
   flags.http.host = "192.0.2.1";  // of RFC 5737: nobody's
-  EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*Cannot assign requested address; --host[^\n]*\n$");
+  EXPECT_START(flags, too_early, kExitFailed, "^[^\n]*Cannot assign requested address; --host[^\n]*\n$");
   flags.http.host = "no host";
-  EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*cannot listen on no host:[^\n]*--host[^\n]*\n$");
+  EXPECT_START(flags, too_early, kExitFailed, "^[^\n]*cannot listen on no host:[^\n]*--host[^\n]*\n$");
   ::close(*other);
 }
 
@@ -126,7 +125,7 @@ TEST(Start, AStepLogThatCannotBeWrittenIsSaidBeforeTheModelIsLoaded) {
 TEST(Start, ANameThatIsTooLongForAPathIsNoCrash) {
   ServeFlags flags = tiny();
   flags.model = std::string(5000, 'a');
-  EXPECT_START(flags, too_early, kExitNotStarted, "is neither the folder of a model nor a built-in model");
+  EXPECT_START(flags, too_early, kExitFailed, "is neither the folder of a model nor a built-in model");
 }
 
 // What the first try left must not be in the way of the second.

@@ -21,7 +21,7 @@ sigset_t blocked_signals() {
 TEST(ExitGuard, EndsAProcessThatIsLate) {
   EXPECT_EXIT(
       {
-        const ExitGuard guard(blocked_signals(), milliseconds(100), milliseconds(50), 3);
+        const ExitGuard guard(blocked_signals(), milliseconds(100), milliseconds(50), [] { return 3; });
         ::sleep(60);
       },
       ::testing::ExitedWithCode(3), "did not end in time");
@@ -30,7 +30,7 @@ TEST(ExitGuard, EndsAProcessThatIsLate) {
 TEST(ExitGuard, ASignalShortensTheTime) {
   EXPECT_EXIT(
       {
-        const ExitGuard guard(blocked_signals(), milliseconds(60000), milliseconds(100), 1);
+        const ExitGuard guard(blocked_signals(), milliseconds(60000), milliseconds(100), [] { return 1; });
         ::kill(::getpid(), SIGTERM);
         ::sleep(60);
       },
@@ -41,7 +41,7 @@ TEST(ExitGuard, LetsAProcessInTimeAlone) {
   EXPECT_EXIT(
       {
         {
-          const ExitGuard guard(blocked_signals(), milliseconds(500), milliseconds(400), 1);
+          const ExitGuard guard(blocked_signals(), milliseconds(500), milliseconds(400), [] { return 1; });
           ::usleep(50000);
           EXPECT_FALSE(guard.hurried());
           ::kill(::getpid(), SIGTERM);

@@ -18,6 +18,14 @@ std::string repeated(const std::string& item, int times) {
   return text;
 }
 
+// What runs beside this thread, on the other half of its core or on the machine below, can make each
+// measurement slower, and the two of a ratio differently. What grows too fast does so in every try.
+bool once_in_five_tries(const std::function<bool()>& holds) {
+  for (int i = 0; i < 5; ++i)
+    if (holds()) return true;
+  return false;
+}
+
 double cpu_seconds_to_parse(const std::string& text) {
   const auto now = [] {
     timespec t{};
@@ -123,8 +131,10 @@ TEST(Json, WorkGrowsWithTheTextWhateverItsShape) {
   };
   for (const auto& [name, text_of] : shapes) {
     const std::string small = text_of(4000), large = text_of(64000);
-    const double per_byte = cpu_seconds_to_parse(small) / double(small.size());
-    EXPECT_LT(cpu_seconds_to_parse(large) / double(large.size()), 6 * per_byte + 20e-9) << name;
+    const auto per_byte = [](const std::string& text) {
+      return cpu_seconds_to_parse(text) / double(text.size());
+    };
+    EXPECT_TRUE(once_in_five_tries([&] { return per_byte(large) < 6 * per_byte(small) + 20e-9; })) << name;
   }
 }
 
@@ -132,7 +142,7 @@ TEST(Json, WorkGrowsWithTheTextWhateverItsShape) {
 TEST(Json, FullObjectsCostLittleMoreThanSmallOnes) {
   const std::string full = "[" + repeated(object_of(kMaxJsonMembers), 100) + "]";
   const std::string small = "[" + repeated(object_of(8), 100 * kMaxJsonMembers / 8) + "]";
-  EXPECT_LT(cpu_seconds_to_parse(full), 5 * cpu_seconds_to_parse(small));
+  EXPECT_TRUE(once_in_five_tries([&] { return cpu_seconds_to_parse(full) < 5 * cpu_seconds_to_parse(small); }));
 }
 
 TEST(Json, TheLastOfTwoEqualKeysWinsInTheFirstPlace) {

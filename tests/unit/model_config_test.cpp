@@ -289,6 +289,20 @@ TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
   std::filesystem::remove_all(folder);
 }
 
+// Whether it is there cannot be told: the system says so, and no exception does.
+TEST(ModelConfig, AFileThatCannotBeReachedIsNotAnAbsentOne) {
+  std::string folder = testing::TempDir() + "/ekv_configXXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  std::ofstream(folder + "/config.json") << config_of("LlamaForCausalLM");
+  std::filesystem::create_symlink("generation_config.json", folder + "/generation_config.json");
+  const Result<ModelConfig> looped = load_model_config(folder);
+  EXPECT_FALSE(looped);
+  if (!looped)
+    EXPECT_NE(looped.error().message.find("generation_config.json: Too many levels"), std::string::npos)
+        << looped.error().message;
+  std::filesystem::remove_all(folder);
+}
+
 TEST(ModelConfig, BuiltInShapesHaveTheirPublishedSizes) {
   EXPECT_EQ(builtin_model_config("llama-3.1-8b")->num_parameters(), 8'030'261'248);
   EXPECT_EQ(builtin_model_config("llama-3.1-70b")->num_parameters(), 70'553'706'496);

@@ -252,6 +252,15 @@ TEST(Model, ALinkToNothingIsNamedWithItsTarget) {
   expect_load_error(folder.path(), small_config(true), {"model.safetensors: ", "/no/such/blob"});
 }
 
+// Whether such a file is there cannot be told: the system says so, and no exception does.
+TEST(Model, ALinkToItselfIsAnErrorThatNamesIt) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    TempFolder folder;
+    fs::create_symlink(name, folder.path() / name);
+    expect_load_error(folder.path(), small_config(true), {std::string(name) + ": ", "symbolic links"});
+  }
+}
+
 TEST(Model, WarnsOfTensorsThatNobodyUses) {
   TempFolder folder;
   std::map<std::string, Entry> tensors = small_tensors("F16", false);

@@ -349,12 +349,17 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
       if (!usable && turn_of(form) >= 0) left.push_back({turn_of(form), shape, &form});
     }
   std::ranges::stable_sort(left, {}, &ToTune::turn);
+  const auto save = [&] {
+    if (tuning.cache_file.empty()) return;
+    if (Status unsaved = save_gemm_cache(tuning.cache_file, cache)) log_warn(unsaved->message);
+  };
   double next_report_s = 2;
   for (const ToTune& next : left) {
     if (seconds() > tuning.limit_s) break;
     known[next.form->key()] = next.form->chosen = fastest(*next.form, operands[next.shape], stream);
     next.form->timed = true;
     if (++tuned; seconds() < next_report_s) continue;
+    save();  // a start that is stopped here leaves what it has found to the next one
     log_info(fmt::format("matrix products: {} of {} forms tuned", tuned, left.size()));
     next_report_s = seconds() + 2;
   }
@@ -366,8 +371,7 @@ void CublasGemm::tune(std::span<const GemmOperands> operands, const GemmTuning& 
         "matrix products: {} of {} forms were not reached in {:.0f} s and stay as cuBLASLt chose them; the "
         "next start goes on with them if --gemm-cache names a file",
         left.size() - tuned, left.size(), tuning.limit_s));
-  if (tuned == 0 || tuning.cache_file.empty()) return;
-  if (Status unsaved = save_gemm_cache(tuning.cache_file, cache)) log_warn(unsaved->message);
+  if (tuned > 0) save();
 }
 
 }  // namespace

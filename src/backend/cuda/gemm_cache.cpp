@@ -1,12 +1,13 @@
 #include "backend/cuda/gemm_cache.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <fstream>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "util/files.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "elastickv gemm cache 4", kDevice = "device ";
 constexpr std::string_view kFp16 = "fp16", kBf16 = "bf16";
+constexpr const char* kBeside = ".new-";  // after it eight digits that were drawn
 constexpr size_t kMostBytes = size_t(16) << 20;
 constexpr size_t kKeyWords = 7;
 
@@ -78,6 +80,19 @@ bool ends_well(std::string_view text, std::string_view last, size_t lines) {
          sum == checksum(text.substr(0, size_t(last.data() - text.data())));
 }
 
+// Files of processes that ended while they wrote, which takes no minute.
+void remove_left_over(const std::filesystem::path& path) {
+  const std::string name = path.filename().string() + kBeside;
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(1);
+  std::error_code fault;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  for (std::filesystem::directory_iterator at(folder, fault), end; !fault && at != end; at.increment(fault)) {
+    std::error_code gone;
+    if (at->path().filename().string().starts_with(name) && at->last_write_time(gone) < old && !gone)
+      std::filesystem::remove(at->path(), gone);
+  }
+}
+
 }  // namespace
 
 std::string to_text(const GemmCache& cache) {
@@ -131,7 +146,9 @@ GemmCache load_gemm_cache(const std::filesystem::path& path) {
 Status save_gemm_cache(const std::filesystem::path& path, const GemmCache& cache) {
   std::error_code fault;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), fault);
-  const std::filesystem::path beside = fmt::format("{}.{}", path.string(), getpid());
+  remove_left_over(path);
+  // Not the process's number: containers that share a folder have processes of the same.
+  const std::string beside = fmt::format("{}{}{:08x}", path.string(), kBeside, std::random_device()());
   std::ofstream file(beside, std::ios::binary);
   file << to_text(cache);
   file.close();

@@ -52,8 +52,8 @@ Result<GemmCache> parse_gemm_cache(const std::string& text);
 
 // An empty cache where there is no file, or, with a warning, where it cannot be used.
 GemmCache load_gemm_cache(const std::filesystem::path& path);
-// Through a file beside it that then takes its name, so that nobody reads half of one. Errors: it cannot be
-// written.
+// Through a file beside it that then takes its name, so that nobody reads half of one. What a process that was
+// killed meanwhile has left there is removed when it is a minute old. Errors: it cannot be written.
 Status save_gemm_cache(const std::filesystem::path& path, const GemmCache& cache);
 
 }  // namespace ekv
