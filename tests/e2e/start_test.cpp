@@ -12,6 +12,7 @@
 
 #include "server/listen_socket.h"
 #include "server/serve.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 
 namespace ekv {
@@ -64,7 +65,8 @@ TEST(Start, ABuiltInModelNeedsATokenizerBeforeItsWeightsAreMade) {
 }
 
 TEST(Start, WeightsLargerThanTheMachineAreRefused) {
-  const std::string folder = testing::TempDir() + "/ekv_start_" + std::to_string(::getpid());
+  const test::TempDir temp;
+  const std::string folder = temp.file("model");
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
                         std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/config.json")
@@ -76,12 +78,12 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
   flags.model = folder;
   EXPECT_START(flags, too_early, kExitNotStarted,
                "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
-  std::filesystem::remove_all(folder);
 }
 
 // An empty template would render every chat as nothing; one that is given takes its place.
 TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
-  const std::string folder = testing::TempDir() + "/ekv_template_" + std::to_string(::getpid());
+  const test::TempDir temp;
+  const std::string folder = temp.file("model");
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
                         std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/chat_template.jinja") << "";
@@ -91,7 +93,6 @@ TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
   flags.chat_template = folder + "/another.jinja";
   std::ofstream(flags.chat_template) << "{{ messages[0].content }}";
   EXPECT_START(flags, too_early, kReachedBackend, "loading tiny");
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Start, WhatFailsEndsWithItsOwnCode) {

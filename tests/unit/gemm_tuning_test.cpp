@@ -12,6 +12,7 @@
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/row_buckets.h"
 #include "support/seed.h"
+#include "support/temp_dir.h"
 
 namespace ekv {
 namespace {
@@ -98,7 +99,8 @@ TEST(GemmCache, RefusesOtherFiles) {
 }
 
 TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {
-  const auto folder = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
+  const test::TempDir temp;
+  const std::filesystem::path& folder = temp.path();
   const auto path = folder / "made" / "on demand.txt";
   std::mt19937 rng(6);
   const GemmCache cache = random_cache(rng);
@@ -109,7 +111,6 @@ TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {
   std::ofstream(path) << "something else\n";
   EXPECT_EQ(load_gemm_cache(path), GemmCache{});
   EXPECT_TRUE(save_gemm_cache(path / "below a file", cache).has_value());
-  std::filesystem::remove_all(folder);
 }
 
 TEST(GemmTuner, FindsAClearWinner) {

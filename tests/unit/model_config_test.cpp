@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -9,6 +8,7 @@
 
 #include "elastickv/model.h"
 #include "elastickv/request.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
@@ -277,8 +277,8 @@ TEST(ModelConfig, ReadsAFolder) {
 }
 
 TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("ekv_config_{}", ::getpid());
-  std::filesystem::create_directories(folder);
+  const test::TempDir temp;
+  const std::filesystem::path& folder = temp.path();
   std::ofstream(folder / "config.json") << config_of("LlamaForCausalLM");
   EXPECT_TRUE(load_model_config(folder));
   std::ofstream(folder / "generation_config.json") << "";
@@ -286,7 +286,6 @@ TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
   ASSERT_FALSE(empty);
   EXPECT_NE(empty.error().message.find((folder / "generation_config.json").string()), std::string::npos)
       << empty.error().message;
-  std::filesystem::remove_all(folder);
 }
 
 TEST(ModelConfig, BuiltInShapesHaveTheirPublishedSizes) {
