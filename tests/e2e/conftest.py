@@ -126,17 +126,21 @@ def client(server):
     return server.client()
 
 
+def control_answer(client):
+    return client.completions.create(model="smollm2", prompt="The sea is", max_tokens=8, temperature=0).choices[0].text
+
+
+@pytest.fixture(scope="session")
+def first_control_answer(client):
+    return control_answer(client)
+
+
 @pytest.fixture(autouse=True)
 def control(request):
-    """Before and after each test the default server gives the same answer to the same question."""
+    """After each test the default server gives the same answer to the same question as before the first."""
     if "server" not in request.fixturenames:
         yield
         return
-    client = request.getfixturevalue("client")
-
-    def ask():
-        return client.completions.create(model="smollm2", prompt="The sea is", max_tokens=8, temperature=0).choices[0].text
-
-    before = ask()
+    client, first = request.getfixturevalue("client"), request.getfixturevalue("first_control_answer")
     yield
-    assert ask() == before
+    assert control_answer(client) == first

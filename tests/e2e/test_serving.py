@@ -47,8 +47,9 @@ def together(count, job):
 
 
 def test_64_streams_equal_their_solo_runs(server, client):
-    solo = [greedy(client, prompt_of(i), 16) for i in range(64)]
-    assert together(64, lambda i: greedy(client, prompt_of(i), 16, stream=True)) == solo
+    """The time goes into the solo runs, a token each step: 8 of them."""
+    solo = [greedy(client, prompt_of(i), 8) for i in range(64)]
+    assert together(64, lambda i: greedy(client, prompt_of(i), 8, stream=True)) == solo
     server.wait_idle()
 
 
@@ -110,7 +111,7 @@ def test_cached_prefix_gives_the_same_answer(start):
         cached = longer.usage.prompt_tokens_details
         assert (cached.cached_tokens if cached else 0) >= (length - 1) // 32 * 32
     cold = greedy(client, ids[:96], 8)
-    for round in range(10):
+    for round in range(5):
         greedy(client, [2000 + (round * 31 + i) % 9000 for i in range(400)], 1)
         assert greedy(client, ids[:96], 8) == cold
     small.wait_idle()
