@@ -6,7 +6,7 @@ ekv_test(golden_test LABEL golden SOURCES golden/golden_test.cpp support/target_
 # Tiny models run under the sanitizers too; real ones take a minute without.
 set_tests_properties(golden_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
 add_test(NAME golden_real_models COMMAND golden_test)
-set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 900 ENVIRONMENT GTEST_FILTER=Models/*)
+set_tests_properties(golden_real_models PROPERTIES LABELS model TIMEOUT 1500 ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(cpu_invariance_test LABEL property SOURCES property/cpu_invariance_test.cpp LIBS ekv_core ekv_cpu)
 ekv_group(threaded cpu_threads_test cpu_invariance_test)
 ekv_test(cpu_elastic_test LABEL property SOURCES property/cpu_elastic_test.cpp LIBS ekv_cpu)
@@ -14,6 +14,6 @@ ekv_test(cpu_offload_test LABEL property SOURCES property/cpu_offload_test.cpp L
 ekv_test(cpu_in_flight_test LABEL property SOURCES property/cpu_in_flight_test.cpp LIBS ekv_core ekv_cpu)
 set_tests_properties(cpu_in_flight_test PROPERTIES ENVIRONMENT GTEST_FILTER=Architectures/*)
 add_test(NAME cpu_in_flight_real_model COMMAND cpu_in_flight_test)
-set_tests_properties(cpu_in_flight_real_model PROPERTIES LABELS model ENVIRONMENT GTEST_FILTER=Models/*)
+set_tests_properties(cpu_in_flight_real_model PROPERTIES LABELS model TIMEOUT 1500 ENVIRONMENT GTEST_FILTER=Models/*)
 ekv_test(quality_test LABEL model SOURCES golden/quality_test.cpp LIBS ekv_bench_commands)
 ekv_test(gemm_tuning_test LABEL unit SOURCES unit/gemm_tuning_test.cpp LIBS ekv_gemm_tuning)

@@ -8,10 +8,10 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 foreach(script gpu_load calibrate script_inputs)
   add_test(NAME ${script}_script
            COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/${script}_test.py $<TARGET_FILE:elastickv>)
-  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 300)
+  set_tests_properties(${script}_script PROPERTIES LABELS unit TIMEOUT 1500)
 endforeach()
 add_test(NAME gpu_judge_script COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/gpu_judge_test.py ${PROJECT_BINARY_DIR})
-set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 900 RUN_SERIAL ON)
+set_tests_properties(gpu_judge_script PROPERTIES LABELS slow TIMEOUT 1500 RUN_SERIAL ON)
 
 # The published traces lie beside the checkout, not in it.
 get_filename_component(traces_beside ${PROJECT_SOURCE_DIR}/../shared/traces ABSOLUTE)

@@ -36,13 +36,13 @@ def truth():
 
 def simulate(model, log, *flags):
     command = [PROGRAM, "replay", "--device", "sim", "--cost-model", str(model), "--quiet", "--step-log", str(log), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
 def script(*arguments):
     return subprocess.run([sys.executable, str(ROOT / "bench/calibrate.py"), *map(str, arguments)], capture_output=True, text=True,
-                          timeout=60)
+                          timeout=600)
 
 
 class LeastSquares(unittest.TestCase):

@@ -36,5 +36,5 @@ ekv_group(cuda_host cuda_start_test_host cuda_golden_test_host cuda_golden_bf16_
 # Apart, because the models must have been fetched.
 add_test(NAME cuda_golden_real_models COMMAND cuda_golden_test_gpu)
 add_test(NAME cuda_golden_real_models_bf16 COMMAND cuda_golden_bf16_test_gpu)
-set_tests_properties(cuda_golden_real_models cuda_golden_real_models_bf16 PROPERTIES LABELS real_models_on_device TIMEOUT 900
+set_tests_properties(cuda_golden_real_models cuda_golden_real_models_bf16 PROPERTIES LABELS real_models_on_device TIMEOUT 1500
                      ENVIRONMENT GTEST_FILTER=Models/*)

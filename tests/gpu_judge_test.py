@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts/gpu_judge.sh"
 BUILD = None
 
 
-def judge(*arguments, seconds=800):
-    environment = os.environ | {"JUDGE_DEVICE": "cpu", "JUDGE_BUILD": BUILD, "JUDGE_SECONDS": str(seconds)}
+def judge(*arguments, seconds=800, build=None):
+    environment = os.environ | {"JUDGE_DEVICE": "cpu", "JUDGE_BUILD": str(build or BUILD), "JUDGE_SECONDS": str(seconds)}
     return subprocess.run([str(SCRIPT), *map(str, arguments)], env=environment, text=True, capture_output=True)
 
 
@@ -50,11 +50,18 @@ class Judge(unittest.TestCase):
             late = judge(out, "lost", "soak", seconds=10)
             self.assertEqual((late.stdout.count("left out"), late.returncode), (2, 1))
             self.assertFalse((Path(out) / "judge.json").exists())
-            bad = judge(out, "gemm", "soak", seconds=21)  # a soak takes longer than that
-            self.assertIn("late", bad.stdout)
-            self.assertEqual(bad.returncode, 1)
             self.assertIn("no part 'soaks'", judge(out, "soaks").stdout)
             self.assertEqual(judge("--help").returncode, 1)
+
+    def test_what_never_ends_is_late(self):
+        with tempfile.TemporaryDirectory() as name:
+            build, out = Path(name) / "build", Path(name) / "out"
+            build.mkdir()
+            (build / "elastickv").write_text("#!/bin/sh\nexec sleep 10000\n")
+            (build / "elastickv").chmod(0o755)
+            bad = judge(out, "gemm", "soak", seconds=22, build=build)  # 15 of them must be left when the part begins
+            self.assertIn("late", bad.stdout)
+            self.assertEqual(bad.returncode, 1)
 
     def test_what_runs_ends_with_the_script(self):
         with tempfile.TemporaryDirectory() as out:

@@ -26,11 +26,11 @@ class Inputs(unittest.TestCase):
         cls.log, cls.result = cls.place / "good.jsonl", cls.place / "result.json"
         load = ["--synthetic", "20:200:30", "--concurrency", "6"]
         done = subprocess.run([PROGRAM, "replay", *load, "--cost-model", LIKE, "--quiet", "--step-log", cls.log, "--json", cls.result],
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
 
     def call(self, script, *arguments):
-        return subprocess.run([sys.executable, str(ROOT / script), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+        return subprocess.run([sys.executable, str(ROOT / script), *map(str, arguments)], capture_output=True, text=True, timeout=600)
 
     def refused(self, script, arguments, *words):
         done = self.call(script, *arguments)

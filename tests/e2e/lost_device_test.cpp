@@ -25,17 +25,21 @@ namespace {
 using std::chrono::steady_clock, std::chrono::seconds;
 
 constexpr int kGoodSteps = 20, kPages = 128, kContext = 512, kOutput = 450;
-constexpr seconds kStartTime{60},
-    kEndTime{6};  // less than the guard of a stop, which would hide a thread that hangs
+// Much more than it takes. A thread that hangs at the end is not seen by the time but by the line of the guard
+// of a stop in the log.
+constexpr seconds kStartTime{120}, kEndTime{60};
 
 std::string model_folder() { return test_data() / "golden/tiny-llama"; }
 
 // Before the real backend: takes the device away after some steps of two sequences.
 class LosingBackend : public Backend {
  public:
-  explicit LosingBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  // `gated`: no step begins before there is a byte in standard input.
+  LosingBackend(std::unique_ptr<Backend> backend, bool gated) : backend_(std::move(backend)), gated_(gated) {}
   const BackendInfo& info() const override { return backend_->info(); }
   void submit(const StepInput& input) override {
+    char go;
+    if (std::exchange(gated_, false) && ::read(STDIN_FILENO, &go, 1) != 1) std::_Exit(1);
     if (input.kv_len.size() == 2 && ++num_steps_ == kGoodSteps) lose_device();
     backend_->submit(input);
   }
@@ -43,14 +47,16 @@ class LosingBackend : public Backend {
 
  private:
   std::unique_ptr<Backend> backend_;
+  bool gated_;
   int num_steps_ = 0;
 };
 
+template <bool gated>
 Result<std::unique_ptr<Backend>> make_losing(const Model& model, const EngineConfig& config,
                                              const BackendOptions& options) {
   Result<std::unique_ptr<Backend>> made = make_backend(model, config, options);
   if (!made) return made.error();
-  return std::unique_ptr<Backend>(std::make_unique<LosingBackend>(*std::move(made)));
+  return std::unique_ptr<Backend>(std::make_unique<LosingBackend>(*std::move(made), gated));
 }
 
 // The child processes.
@@ -74,7 +80,7 @@ std::string run_engine(bool two_in_flight) {
   if (!model) return model.error().message;
   const Result<Device> device = choose_device(kLostDevice);
   if (!device) return device.error().message;
-  Result<std::unique_ptr<Backend>> backend = make_losing(*model, config, {.device = *device});
+  Result<std::unique_ptr<Backend>> backend = make_losing<false>(*model, config, {.device = *device});
   if (!backend) return backend.error().message;
   Endings endings;
   const SteadyClock clock;
@@ -108,7 +114,7 @@ int run_child(int argc, char** argv) {
     return fault.empty() ? 0 : 1;
   }
   const CommandLine line = parse_command_line(argc, argv);
-  if (line.serve) return serve(*line.serve, make_losing);
+  if (line.serve) return serve(*line.serve, make_losing<true>);
   fmt::print("{}", line.text);
   return 1;
 }
@@ -117,25 +123,26 @@ int run_child(int argc, char** argv) {
 class Child {
  public:
   explicit Child(std::vector<std::string> arguments) {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) ADD_FAILURE() << "pipe2";
+    int ends[2], input[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0 || ::pipe2(input, O_CLOEXEC) != 0) ADD_FAILURE() << "pipe2";
     std::vector<char*> argv{const_cast<char*>("lost_device")};
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
     pid_ = ::fork();
     if (pid_ == 0) {
-      ::dup2(ends[1], STDOUT_FILENO), ::dup2(ends[1], STDERR_FILENO);
+      ::dup2(input[0], STDIN_FILENO), ::dup2(ends[1], STDOUT_FILENO), ::dup2(ends[1], STDERR_FILENO);
       ::execv("/proc/self/exe", argv.data());
       ::_exit(127);
     }
-    ::close(ends[1]);
-    output_ = ends[0];
+    ::close(ends[1]), ::close(input[0]);
+    output_ = ends[0], input_ = input[1];
   }
   ~Child() {
     if (pid_ > 0) ::kill(pid_, SIGKILL), ::waitpid(pid_, nullptr, 0);
-    ::close(output_);
+    ::close(output_), ::close(input_);
   }
 
+  void open_gate() { EXPECT_EQ(::write(input_, "!", 1), 1); }
   const std::string& log() const { return log_; }
   // The port that it says it serves on; 0: it does not in time.
   int port() {
@@ -170,7 +177,7 @@ class Child {
   }
 
   pid_t pid_ = 0;
-  int output_ = -1;
+  int output_ = -1, input_ = -1;
   std::string log_;
 };
 
@@ -179,6 +186,18 @@ std::string completion(int first, bool stream) {
                   {"temperature", 0},   {"max_tokens", kOutput},
                   {"ignore_eos", true}, {"stream", stream}};
   return testing::http_request("POST", "/v1/completions", dump_json(body));
+}
+
+// Once it has `wanted` requests at a time.
+bool wait_for_load(int port, int wanted) {
+  const auto deadline = steady_clock::now() + kStartTime;
+  while (steady_clock::now() < deadline) {
+    testing::RawHttp asking(port);
+    asking.send(testing::http_request("GET", "/load"));
+    if (member(asking.read_response().json(), "server_load") == wanted) return true;
+    ::usleep(5000);
+  }
+  return false;
 }
 
 std::vector<std::string> error_lines(const std::string& log) {
@@ -223,6 +242,8 @@ TEST_P(LostDevice, ClientsAreToldTheLogHasOneLineAndTheProcessEnds) {
   ASSERT_NE(port, 0) << server.log();
   testing::RawHttp streamed(port), plain(port);
   streamed.send(completion(40, true)), plain.send(completion(50, false));
+  ASSERT_TRUE(wait_for_load(port, 2)) << server.log();
+  server.open_gate();
 
   // A stream begins with its first event. Where the HTTP thread sees the loss first, the answer is the error
   // itself.

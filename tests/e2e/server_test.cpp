@@ -495,7 +495,7 @@ TEST(Errors, BrokenLogitsFailTheirRequestOnly) {
 
 TEST(Errors, AFailureInsideAStreamIsToldInTheStream) {
   TestServer server;
-  server.behaviour.step_delay_us = 2000;
+  server.behaviour.steps_allowed = 3;
   RawHttp client(server.port());
   Json body = greedy("stream", true);
   body["max_tokens"] = 400;
@@ -503,6 +503,7 @@ TEST(Errors, AFailureInsideAStreamIsToldInTheStream) {
   EXPECT_EQ(client.read_head().status, 200);
   ASSERT_TRUE(client.next_chunk());
   server.behaviour.poison = true;
+  server.behaviour.steps_allowed = FakeBehaviour::kEndless;
   std::string rest;
   for (auto chunk = client.next_chunk(); chunk && !chunk->empty(); chunk = client.next_chunk()) rest += *chunk;
   const std::vector<std::string> events = sse_events(rest);

@@ -12,6 +12,7 @@
 
 #include "server/listen_socket.h"
 #include "server/serve.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 
 namespace ekv {
@@ -64,7 +65,8 @@ TEST(Start, ABuiltInModelNeedsATokenizerBeforeItsWeightsAreMade) {
 }
 
 TEST(Start, WeightsLargerThanTheMachineAreRefused) {
-  const std::string folder = testing::TempDir() + "/ekv_start_" + std::to_string(::getpid());
+  const test::TempDir temp;
+  const std::string folder = temp.file("model");
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
                         std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/config.json")
@@ -75,12 +77,12 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
   ServeFlags flags = tiny();
   flags.model = folder;
   EXPECT_START(flags, too_early, kExitFailed, "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
-  std::filesystem::remove_all(folder);
 }
 
 // An empty template would render every chat as nothing; one that is given takes its place.
 TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
-  const std::string folder = testing::TempDir() + "/ekv_template_" + std::to_string(::getpid());
+  const test::TempDir temp;
+  const std::string folder = temp.file("model");
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
                         std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/chat_template.jinja") << "";
@@ -90,7 +92,6 @@ TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
   flags.chat_template = folder + "/another.jinja";
   std::ofstream(flags.chat_template) << "{{ messages[0].content }}";
   EXPECT_START(flags, too_early, kReachedBackend, "loading tiny");
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Start, WhatFailsEndsWithItsOwnCode) {
@@ -119,7 +120,7 @@ TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
 TEST(Start, AStepLogThatCannotBeWrittenIsSaidBeforeTheModelIsLoaded) {
   ServeFlags flags = tiny();
   flags.step_log = "/no/such/folder/steps.jsonl";
-  EXPECT_START(flags, too_early, kExitNotStarted, "^[^\n]*cannot write the step log /no/such/folder[^\n]*\n$");
+  EXPECT_START(flags, too_early, kExitFailed, "^[^\n]*cannot write the step log /no/such/folder[^\n]*\n$");
 }
 
 TEST(Start, ANameThatIsTooLongForAPathIsNoCrash) {

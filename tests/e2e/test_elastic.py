@@ -28,7 +28,7 @@ def chat(server, index, tier="elastic"):
     """(text, usage.kv_fidelity) of greedy chat `index`."""
     body = {"model": "smollm2", "prompt": [1000 + (37 * i + 1009 * index) % 9000 for i in range(PROMPT)],
             "temperature": 0, "max_tokens": OUTPUT, "ignore_eos": True, "kv_fidelity": {"tier": tier}}
-    answer = requests.post(server.url + "/v1/completions", json=body, timeout=120)
+    answer = requests.post(server.url + "/v1/completions", json=body, timeout=600)
     assert answer.status_code == 200, answer.text
     reply = answer.json()
     assert reply["choices"][0]["finish_reason"] == "length" and reply["usage"]["completion_tokens"] == OUTPUT

@@ -12,25 +12,39 @@ from soak import memory_faults  # noqa: E402
 POOL = 64
 
 
+KINDS = ("leave", "leave_at_once", "mistake", "plain", "several", "stop_string", "stream")
+TOO_SHORT = ("there was no memory pressure", "samples are too few")  # what soak.py says of a run in which little was done
+
+
+def not_reached(output):
+    """What of all that the load consists of has not come up, or not often enough."""
+    requests = dict((kind, int(count)) for count, kind in re.findall(r"(\d+) (\w+)", output.split("requests: ")[-1]))
+    kinds = [kind for kind in KINDS if requests.get(kind, 0) < 5]
+    return kinds + [what for what in ("demotions", "promotions") if not re.search(rf"[1-9]\d* {what}", output)]
+
+
 def test_everything_is_as_before(request):
     program = request.config.getoption("--elastickv")
-    command = [sys.executable, ROOT / "scripts/soak.py", "--elastickv", program, "--minutes", "0.33", "--model", "tiny", "--device", "cpu",
-               "--kv-cache-memory-bytes", "2M", "--context", "1024", "--", "--sink-pairs", "1", "--recent-pairs", "1", "--threads", "1",
-               "--min-remaining-tokens", "0", "--min-demote-pairs", "1", "--headroom-pages", "0", "--reserve-decay", "64"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stdout + done.stderr
-    requests = dict((kind, int(count)) for count, kind in re.findall(r"(\d+) (\w+)", done.stdout.split("requests: ")[-1]))
-    for kind in ("leave", "leave_at_once", "mistake", "plain", "several", "stop_string", "stream"):
-        assert requests[kind] >= 5, f"{kind}: {done.stdout}"
-    for what in ("demotions", "promotions"):
-        assert int(re.search(rf"(\d+) {what}", done.stdout)[1]) > 0, done.stdout
+    command = [sys.executable, ROOT / "scripts/soak.py", "--elastickv", program, "--model", "tiny", "--device", "cpu",
+               "--kv-cache-memory-bytes", "2M", "--context", "1024"]
+    flags = ["--", "--sink-pairs", "1", "--recent-pairs", "1", "--threads", "1", "--min-remaining-tokens", "0", "--min-demote-pairs", "1",
+             "--headroom-pages", "0", "--reserve-decay", "64"]
+    for minutes in (0.33, 1, 4):  # soak.py goes by the clock, and what is done in a time depends on what else the machine does
+        done = subprocess.run([*command, "--minutes", str(minutes), *flags], capture_output=True, text=True, timeout=minutes * 60 + 400)
+        said = done.stdout + done.stderr
+        if not (missing := not_reached(done.stdout)):
+            break
+        faults = re.findall(r"^soak: (?!all is as before|\d+ faults)(.*)", done.stdout, re.MULTILINE)
+        assert done.stdout and all(any(words in fault for words in TOO_SHORT) for fault in faults), said
+    assert not missing, f"{missing}: {said}"
+    assert done.returncode == 0, said
 
 
 def test_a_server_that_does_not_start_is_told(request):
     program = request.config.getoption("--elastickv")
     command = [sys.executable, ROOT / "scripts/soak.py", "--elastickv", program, "--model", "tiny", "--device", "cpu", "--context", "512",
                "--kv-cache-memory-bytes", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "ended at its start" in done.stdout and "kv-cache-memory-bytes" in done.stdout
 
 

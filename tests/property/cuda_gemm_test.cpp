@@ -16,6 +16,7 @@
 #include "kernels/layer_ops.h"
 #include "support/number_formats.h"
 #include "support/seed.h"
+#include "support/temp_dir.h"
 
 namespace ekv::test {
 namespace {
@@ -188,7 +189,8 @@ class CudaGemmTest : public testing::TestWithParam<Element> {
 };
 
 TEST_P(CudaGemmTest, TunedProductsAreRightAndKept) {
-  const auto path = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
+  const TempDir temp;
+  const std::filesystem::path path = temp.path() / "cache.txt";
   Result<std::unique_ptr<CudaGemm>> gemm = CudaGemm::make(shapes_), again = CudaGemm::make(shapes_);
   ASSERT_TRUE(gemm && again);
   expect_products(**gemm);
@@ -202,7 +204,6 @@ TEST_P(CudaGemmTest, TunedProductsAreRightAndKept) {
   (*again)->tune(operands_, {.cache_file = path.string(), .limit_s = 0}, stream_.get());
   expect_products(**again);
   EXPECT_EQ(load_gemm_cache(path), kept) << "nothing was left to tune";
-  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaGemmTest, testing::Values(Element::fp16, Element::bf16),

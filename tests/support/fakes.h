@@ -61,12 +61,13 @@ inline Tokenizer byte_tokenizer(bool adds_bos = false) {
 
 // What the test wants the device to do; callable from any thread while it runs.
 struct FakeBehaviour {
+  static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
   std::atomic<int> step_delay_us{0};
-  std::atomic<bool> hang{false};    // the step does not return while this is set
-  std::atomic<bool> fail{false};    // the next step throws, as a lost device does
-  std::atomic<bool> poison{false};  // every chunk of the next steps is reported as not finite
-  std::atomic<int64_t> steps{0};
-  std::atomic<int64_t> clamped_values{0};  // that each step reports
+  std::atomic<int64_t> steps_allowed{kEndless};  // the step after so many does not return before there are more
+  std::atomic<bool> fail{false};                 // the next step throws, as a lost device does
+  std::atomic<bool> poison{false};               // every chunk of the next steps is reported as not finite
+  std::atomic<int64_t> steps{0};                 // begun
+  std::atomic<int64_t> clamped_values{0};        // that each step reports
   // The token after `tokens`, of which the first `num_prompt` are the prompt. Null: fake_token. Set before use.
   std::function<TokenId(const SampleRow&)> next_token;
 };
@@ -110,7 +111,8 @@ class FakeBackend : public Backend {
     ++behaviour_.steps;
     if (behaviour_.fail) throw DeviceError("a planted error");
     if (const int us = behaviour_.step_delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
-    while (behaviour_.hang) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (behaviour_.steps > behaviour_.steps_allowed)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return output_;
   }
 

@@ -27,13 +27,23 @@ struct TestServerOptions {
   int max_step_seqs = 64;
   bool adds_bos = false;
   ServiceConfig service;
-  ApiLimits limits;   // names, sizes and end tokens are filled in
-  RenderChat render;  // instead of kTestTemplate
+  ApiLimits limits;              // names, sizes and end tokens are filled in
+  RenderChat render;             // instead of kTestTemplate
+  const Clock* clock = nullptr;  // instead of the real one
 };
+
+// For requests that end by nothing but their client or the server: a long_request() of 90,000 tokens.
+inline TestServerOptions endless() {
+  TestServerOptions options;
+  options.max_model_len = 100000;
+  options.num_pages = 4 * options.max_model_len / kBlockTokens;
+  return options;
+}
 
 class TestServer {
  public:
   explicit TestServer(TestServerOptions options = {}) {
+    const Clock& clock = options.clock ? *options.clock : steady_clock_;
     engine_.max_model_len = options.max_model_len;
     engine_.kv.num_pages = options.num_pages;
     engine_.scheduler.max_step_seqs = options.max_step_seqs;
@@ -55,12 +65,13 @@ class TestServer {
         options.service, std::move(model), engine_, options.num_pages,
         [&](EngineListener& listener) {
           return std::make_unique<Engine>(engine_, std::make_unique<FakeBackend>(options.num_pages, behaviour),
-                                          clock_, listener);
+                                          clock, listener);
         },
-        clock_, [this] { fatal = true; });
+        clock, [this] { fatal = true; });
     const Status failed = service_->start();
     EXPECT_FALSE(failed) << failed->message;
   }
+  ~TestServer() { behaviour.steps_allowed = FakeBehaviour::kEndless; }  // nothing stops within a step
 
   int port() const { return service_->port(); }
   Service& service() { return *service_; }
@@ -102,7 +113,7 @@ class TestServer {
     const size_t end = text.find('\n', at + 1);
     return std::stod(text.substr(text.rfind(' ', end) + 1));
   }
-  bool wait_until_idle(int at_most_ms) const {
+  bool wait_until_idle(int at_most_ms = 30000) const {
     for (int waited = 0; waited < at_most_ms; waited += 5) {
       if (metric("vllm:num_requests_running") == 0 && metric("vllm:num_requests_waiting") == 0 &&
           metric("vllm:kv_cache_usage_perc") == 0)
@@ -117,7 +128,7 @@ class TestServer {
 
  private:
   EngineConfig engine_;
-  SteadyClock clock_;
+  SteadyClock steady_clock_;
   std::unique_ptr<Service> service_;
 };
 

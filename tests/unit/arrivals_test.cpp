@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temp_dir.h"
+
 namespace ekv {
 namespace {
 
@@ -100,14 +102,13 @@ TEST(Prompts, DependOnTheSeedOnly) {
 class DatasetFile : public ::testing::Test {
  protected:
   std::string write(const std::string& text) {
-    path_ = (std::filesystem::temp_directory_path() / ("ekv_arrivals_" + std::to_string(::getpid()))).string();
-    std::ofstream(path_) << text;
-    return path_;
+    const std::string path = folder_.file("prompts");
+    std::ofstream(path) << text;
+    return path;
   }
-  void TearDown() override { std::filesystem::remove(path_); }
 
  private:
-  std::string path_;
+  const test::TempDir folder_;
 };
 
 TEST_F(DatasetFile, CustomPromptsKeepTheirOrderAndLengths) {

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "elastickv/kv_layout.h"
+#include "tests/support/temp_dir.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -288,7 +289,8 @@ TEST(CostModelFile, APointOfATableIsRefusedAsAFigureIs) {
 }
 
 TEST(CostModelFile, ComesByNameOrByPath) {
-  const std::string path = testing::TempDir() + "/ekv_cost_model.json";
+  const test::TempDir temp;
+  const std::string path = temp.file("cost_model.json");
   std::ofstream(path) << valid_file().dump();
   const Result<CostModel> model = load_cost_model(path);
   ASSERT_TRUE(bool(model));
@@ -297,7 +299,7 @@ TEST(CostModelFile, ComesByNameOrByPath) {
   const Result<CostModel> broken = load_cost_model(path);
   ASSERT_FALSE(bool(broken));
   EXPECT_NE(broken.error().message.find(path), std::string::npos);
-  const Result<CostModel> folder = load_cost_model(testing::TempDir() + "/");
+  const Result<CostModel> folder = load_cost_model(temp.path().string() + "/");
   ASSERT_FALSE(bool(folder));
   EXPECT_EQ(folder.error().param, "cost-model");
   const Result<CostModel> unknown = load_cost_model("h100");
@@ -315,12 +317,12 @@ TEST(CostModelFile, ANameThatIsTooLongForAPathIsAnError) {
 
 TEST(CostModelFile, MayHaveAnyName) {
   const std::filesystem::path before = std::filesystem::current_path();
-  std::filesystem::current_path(testing::TempDir());
+  const test::TempDir folder;
+  std::filesystem::current_path(folder.path());
   std::ofstream("ekv_cost_model.txt") << "# no JSON";
   const Result<CostModel> broken = load_cost_model("ekv_cost_model.txt");
   std::ofstream("ekv_cost_model.txt") << valid_file().dump();
   const Result<CostModel> good = load_cost_model("ekv_cost_model.txt");
-  std::filesystem::remove("ekv_cost_model.txt");
   std::filesystem::current_path(before);
   ASSERT_FALSE(bool(broken));
   EXPECT_EQ(broken.error().message.find("ekv_cost_model.txt: "), 0u) << broken.error().message;
@@ -330,8 +332,10 @@ TEST(CostModelFile, MayHaveAnyName) {
 TEST(CostModelFile, ShippedOnesSayWhoseTimesTheyHave) {
   for (const std::string_view name : shipped_cost_models()) {
     const std::string description = load_cost_model(std::string(name))->description;
-    if (name == "vllm-h200-llama-3.1-8b") EXPECT_NE(description.find("vLLM 0.26"), std::string::npos);
-    if (name == "h200-llama-3.1-8b") EXPECT_NE(description.find("this program"), std::string::npos);
+    const std::string whose = name == "h200-llama-3.1-8b"        ? "this program"
+                              : name == "vllm-h200-llama-3.1-8b" ? "vLLM 0.26"
+                                                                 : "";
+    EXPECT_NE(description.find(whose), std::string::npos) << name;
   }
 }
 

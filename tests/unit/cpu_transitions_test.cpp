@@ -84,10 +84,12 @@ void expect_same_but(const Rig& rig, const std::vector<std::byte>& before, std::
 class Transitions : public testing::TestWithParam<BaseFormat> {};
 
 TEST_P(Transitions, PromotionUndoesDemotionAndNeighboursStay) {
-  std::mt19937 rng(drawn_seed());
-  std::set<int> exponents;
-  for (int dim : kHeadDims) {
-    for (int round = 0; round < 4; ++round) {
+  std::set<int> exponents, of_any_seed;
+  for (const unsigned seed : seeds(1)) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    for (int run = 0; run < 4 * int(std::size(kHeadDims)); ++run) {
+      const int dim = kHeadDims[run / 4];
       Rig rig(dim, GetParam(), low_planes()), was(dim, GetParam(), low_planes());
       for (int page = 0; page < kPages; ++page) poison_page(rig.pool, page);
       write_random_block(rig.pool, kEven, rng);
@@ -97,7 +99,8 @@ TEST_P(Transitions, PromotionUndoesDemotionAndNeighboursStay) {
 
       EXPECT_EQ(rig.demote({kEven, kOdd, kLow, 77}), std::vector<uint32_t>{77});
       expect_same_but(rig, before, {kEven}, false);
-      expect_packed(rig, was.pool, GetParam(), rig.transitions.host_slot(kLow), exponents);
+      expect_packed(rig, was.pool, GetParam(), rig.transitions.host_slot(kLow),
+                    is_fixed(seed) ? exponents : of_any_seed);
       ASSERT_FALSE(HasFatalFailure()) << "head_dim " << dim;
 
       poison_page(rig.pool, kOdd);  // somebody else writes there at once

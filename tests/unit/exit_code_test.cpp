@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "bench/sim_replay.h"
+#include "tests/support/temp_dir.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -68,9 +69,8 @@ int replay_and_lose(const std::string& step_log) {
 }
 
 TEST(RunCommand, TheStepsBeforeALostDeviceAreInTheLog) {
-  std::string folder = ::testing::TempDir() + "/ekv_exit_codeXXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::string path = folder + "/steps.jsonl";
+  const test::TempDir folder;
+  const std::string path = folder.file("steps.jsonl");
   EXPECT_COMMAND([&] { return replay_and_lose(path); }, kExitEngineStopped, "the device is lost: planted");
   std::ifstream log(path);
   int num_steps = 0;
@@ -80,7 +80,6 @@ TEST(RunCommand, TheStepsBeforeALostDeviceAreInTheLog) {
     num_steps += record["kind"] == "step";
   }
   EXPECT_EQ(num_steps, kGoodSteps);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

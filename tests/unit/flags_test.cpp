@@ -1,10 +1,11 @@
 #include "server/flags.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
+
+#include "tests/support/temp_dir.h"
 
 namespace ekv {
 namespace {
@@ -182,15 +183,12 @@ TEST(Flags, MistakesEndWithAMessage) {
 
 class ConfigFile {
  public:
-  explicit ConfigFile(const std::string& text)
-      : path_(::testing::TempDir() + "ekv_flags_" + std::to_string(::getpid())) {
-    std::ofstream(path_) << text;
-  }
-  ~ConfigFile() { std::remove(path_.c_str()); }
+  explicit ConfigFile(const std::string& text) { std::ofstream(path_) << text; }
   const char* path() const { return path_.c_str(); }
 
  private:
-  std::string path_;
+  test::TempDir folder_;
+  std::string path_ = folder_.file("flags");
 };
 
 TEST(Flags, AConfigFileIsAppliedAndYieldsToTheCommandLine) {

@@ -14,6 +14,7 @@
 #include "backend/cuda/gemm_tuner.h"
 #include "backend/cuda/row_buckets.h"
 #include "support/seed.h"
+#include "support/temp_dir.h"
 
 namespace ekv {
 namespace {
@@ -100,7 +101,8 @@ TEST(GemmCache, RefusesOtherFiles) {
 }
 
 TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {
-  const auto folder = std::filesystem::temp_directory_path() / std::to_string(std::random_device()());
+  const test::TempDir temp;
+  const std::filesystem::path& folder = temp.path();
   const auto path = folder / "made" / "on demand.txt";
   std::mt19937 rng(6);
   const GemmCache cache = random_cache(rng);
@@ -111,28 +113,26 @@ TEST(GemmCache, FilesAreWrittenWholeAndBrokenOnesIgnored) {
   std::ofstream(path) << "something else\n";
   EXPECT_EQ(load_gemm_cache(path), GemmCache{});
   EXPECT_TRUE(save_gemm_cache(path / "below a file", cache).has_value());
-  std::filesystem::remove_all(folder);
 }
 
 // A start can be ended while it saves: what it leaves is taken away later, and nothing else is.
 TEST(GemmCache, WhatAKilledProcessLeftIsRemovedWhenItIsOld) {
-  std::string folder = testing::TempDir() + "/ekv_gemm_cacheXXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::filesystem::path path = std::filesystem::path(folder) / "cache.txt";
+  const test::TempDir folder;
+  const std::filesystem::path path = folder.path() / "cache.txt";
   const auto hour_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
   for (const char* name :
        {"cache.txt.new-0a1b2c3d", "cache.txt.old", "other.txt.new-0a1b2c3d", "cache.txt.new-ffffffff"}) {
-    std::ofstream(std::filesystem::path(folder) / name) << "half of a li";
+    std::ofstream(folder.path() / name) << "half of a li";
     if (name != std::string("cache.txt.new-ffffffff"))
-      std::filesystem::last_write_time(std::filesystem::path(folder) / name, hour_ago);
+      std::filesystem::last_write_time(folder.path() / name, hour_ago);
   }
   EXPECT_EQ(save_gemm_cache(path, {}), std::nullopt);
   std::set<std::string> left;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) left.insert(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    left.insert(entry.path().filename());
   EXPECT_EQ(left, (std::set<std::string>{"cache.txt", "cache.txt.new-ffffffff", "cache.txt.old",
                                          "other.txt.new-0a1b2c3d"}));
   EXPECT_EQ(load_gemm_cache(path), GemmCache{});
-  std::filesystem::remove_all(folder);
 }
 
 TEST(GemmTuner, FindsAClearWinner) {

@@ -15,6 +15,7 @@
 #include "bench/bench_serve.h"
 #include "bench/stream_reply.h"
 #include "tests/support/load_server.h"
+#include "tests/support/temp_dir.h"
 #include "util/files.h"
 
 namespace ekv::testing {
@@ -316,8 +317,8 @@ TEST(StreamReply, SaysWhatWentWrong) {
 
 TEST(ServeBench, WritesTheFieldsOfVllmsResult) {
   LoadServer server(answer_at_once);
-  const std::string file =
-      (std::filesystem::temp_directory_path() / ("ekv_bench_" + std::to_string(::getpid()) + ".json")).string();
+  const test::TempDir folder;
+  const std::string file = folder.file("bench.json");
   const std::string port = std::to_string(server.port());
   const char* argv[] = {"serve",
                         "--port",
@@ -341,7 +342,6 @@ TEST(ServeBench, WritesTheFieldsOfVllmsResult) {
                         "3"};
   ASSERT_EQ(bench_serve(int(std::size(argv)), argv), 0);
   const Json result = *parse_json(*read_file(file));
-  std::filesystem::remove(file);
   for (const char* key : {"date",
                           "endpoint_type",
                           "backend",
@@ -406,9 +406,8 @@ TEST(OfflineBench, TheCpuReadsWeightsAsTheyAreStored) {
 }
 
 TEST(OfflineBench, LatencyAndThroughputOfATinyModel) {
-  const std::string file =
-      (std::filesystem::temp_directory_path() / ("ekv_offline_" + std::to_string(::getpid()) + ".json"))
-          .string();
+  const test::TempDir folder;
+  const std::string file = folder.file("offline.json");
   const char* latency[] = {"latency",   "--model",      "tiny", "--load-format", "dummy", "--input-len",
                            "8",         "--output-len", "4",    "--batch-size",  "2",     "--num-iters-warmup",
                            "1",         "--num-iters",  "3",    "--threads",     "1",     "--output-json",
@@ -429,7 +428,6 @@ TEST(OfflineBench, LatencyAndThroughputOfATinyModel) {
                               "2",          "--threads",    "1",    "--output-json", file.c_str()};
   ASSERT_EQ(bench_throughput(int(std::size(throughput)), throughput), 0);
   result = *parse_json(*read_file(file));
-  std::filesystem::remove(file);
   EXPECT_EQ(result["num_requests"], 5);
   EXPECT_EQ(result["total_num_tokens"], 5 * 8 + 5 * 2 * 4) << "a prompt counts once, each answer for itself";
   EXPECT_NEAR(result["tokens_per_second"].get<double>(), 80 / result["elapsed_time"].get<double>(), 1e-6);

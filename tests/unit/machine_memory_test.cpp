@@ -3,9 +3,10 @@
 #include "util/machine_memory.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
+
+#include "tests/support/temp_dir.h"
 
 namespace ekv {
 namespace {
@@ -14,7 +15,6 @@ namespace fs = std::filesystem;
 
 class MachineMemory : public ::testing::Test {
  protected:
-  void TearDown() override { fs::remove_all(root_); }
   void put(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
@@ -22,7 +22,8 @@ class MachineMemory : public ::testing::Test {
   void put_machine() {
     put("proc/meminfo", "MemFree:          1 kB\nMemTotal:       24683652 kB\nHugePages_Total:  0\n");
   }
-  const fs::path root_ = fs::path(::testing::TempDir()) / ("ekv_machine_" + std::to_string(::getpid()));
+  const test::TempDir folder_;
+  const fs::path& root_ = folder_.path();
   static constexpr uint64_t kInstalled = uint64_t(24683652) << 10;
 };
 

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -9,6 +8,7 @@
 
 #include "elastickv/model.h"
 #include "elastickv/request.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
@@ -277,8 +277,8 @@ TEST(ModelConfig, ReadsAFolder) {
 }
 
 TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("ekv_config_{}", ::getpid());
-  std::filesystem::create_directories(folder);
+  const test::TempDir temp;
+  const std::filesystem::path& folder = temp.path();
   std::ofstream(folder / "config.json") << config_of("LlamaForCausalLM");
   EXPECT_TRUE(load_model_config(folder));
   std::ofstream(folder / "generation_config.json") << "";
@@ -286,21 +286,18 @@ TEST(ModelConfig, AnEmptyFileIsNotAnAbsentOne) {
   ASSERT_FALSE(empty);
   EXPECT_NE(empty.error().message.find((folder / "generation_config.json").string()), std::string::npos)
       << empty.error().message;
-  std::filesystem::remove_all(folder);
 }
 
 // Whether it is there cannot be told: the system says so, and no exception does.
 TEST(ModelConfig, AFileThatCannotBeReachedIsNotAnAbsentOne) {
-  std::string folder = testing::TempDir() + "/ekv_configXXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const test::TempDir made;
+  const std::string folder = made.path();
   std::ofstream(folder + "/config.json") << config_of("LlamaForCausalLM");
   std::filesystem::create_symlink("generation_config.json", folder + "/generation_config.json");
   const Result<ModelConfig> looped = load_model_config(folder);
-  EXPECT_FALSE(looped);
-  if (!looped)
-    EXPECT_NE(looped.error().message.find("generation_config.json: Too many levels"), std::string::npos)
-        << looped.error().message;
-  std::filesystem::remove_all(folder);
+  ASSERT_FALSE(looped);
+  EXPECT_NE(looped.error().message.find("generation_config.json: Too many levels"), std::string::npos)
+      << looped.error().message;
 }
 
 TEST(ModelConfig, BuiltInShapesHaveTheirPublishedSizes) {

@@ -1,7 +1,6 @@
 #include "elastickv/model.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <fstream>
 #include <map>
 
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
 #include "util/json.h"
@@ -20,21 +20,10 @@ namespace fs = std::filesystem;
 
 const fs::path kGolden = test::test_data() / "golden";
 
-// A folder of its own for each test, gone afterwards.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = (fs::temp_directory_path() / "ekv-model-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempFolder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
+struct TempFolder : test::TempDir {
   void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    std::ofstream(path() / name, std::ios::binary) << bytes;
   }
-
- private:
-  fs::path path_;
 };
 
 struct Entry {

@@ -10,6 +10,7 @@
 
 #include "bench/replay_command.h"
 #include "bench/trace.h"
+#include "tests/support/temp_dir.h"
 #include "util/files.h"
 
 namespace ekv {
@@ -137,10 +138,11 @@ std::vector<std::vector<std::string>> windows() {
 TEST(PublishedTrace, AReplayOfAWindowAnswersEveryRequestOfIt) {
   const auto rows = windows();
   ASSERT_EQ(rows.size(), 7u);
+  const test::TempDir folder;
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto& f = rows[i];
     SCOPED_TRACE(f[0]);
-    const std::string path = testing::TempDir() + "/ekv_window_" + f[0] + ".json";
+    const std::string path = folder.file("window_" + f[0] + ".json");
     const std::string trace = std::string(EKV_TRACES) + "/mooncake/conversation_trace.jsonl";
     const std::string window = f[1] + ":" + f[2];
     const char* argv[] = {"replay",

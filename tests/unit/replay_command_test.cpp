@@ -3,7 +3,6 @@
 #include "bench/replay_command.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "backend/sim/shipped_models.h"
 #include "bench/command.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 #include "util/files.h"
 
@@ -21,7 +21,8 @@ namespace {
 const std::string kSmall = test::test_data() / "traces/small.jsonl";
 
 std::string temp_file(const std::string& name) {
-  return testing::TempDir() + "/ekv_replay_" + std::to_string(::getpid()) + "_" + name;
+  static const test::TempDir folder;
+  return folder.file(name);
 }
 
 int run(const std::vector<std::string>& arguments) {

@@ -181,7 +181,7 @@ TEST(Safetensors, SurvivesRandomDamage) {
       ASSERT_LE(tensor.data.data() + tensor.data.size(), bytes.data() + bytes.size());
     }
   }
-  EXPECT_GT(refused, 10000);
+  EXPECT_GT(refused, 10000);  // the least of 1,000 drawn seeds: 19,363
 }
 
 }  // namespace

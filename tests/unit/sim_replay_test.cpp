@@ -10,6 +10,7 @@
 #include <map>
 #include <random>
 
+#include "tests/support/temp_dir.h"
 #include "util/json.h"
 
 namespace ekv {
@@ -76,7 +77,8 @@ TEST(SimReplay, EqualRunsHaveEqualLogs) {
   EXPECT_GT(first.preemptions, 0) << "the run must be under pressure to mean something";
   EXPECT_EQ(first.log_hash, second.log_hash);
   EXPECT_EQ(first.end_us, second.end_us);
-  sim.options.step_log = testing::TempDir() + "/ekv_sim_same.jsonl";
+  const test::TempDir folder;
+  sim.options.step_log = folder.file("same.jsonl");
   EXPECT_EQ(run(load, sim).log_hash, first.log_hash) << "writing the log changes nothing";
   sim.options.engine.scheduler.max_step_tokens = 512;
   EXPECT_NE(run(load, sim).log_hash, first.log_hash);
@@ -313,7 +315,8 @@ TEST(SimReplay, TheLogHoldsEveryFigureOfTheResult) {
   const ReplayLoad load = random_load(5, 40);
   Sim sim = simulated();
   sim.options.engine.kv.num_pages = 300;
-  sim.options.step_log = testing::TempDir() + "/ekv_sim_log.jsonl";
+  const test::TempDir folder;
+  sim.options.step_log = folder.file("log.jsonl");
   const ReplayResult result = run(load, sim);
   std::ifstream file(sim.options.step_log);
   int64_t steps = 0, preemptions = 0, recomputed = 0, prefill = 0;

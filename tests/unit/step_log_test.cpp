@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/temp_dir.h"
 #include "util/files.h"
 
 namespace ekv {
@@ -27,7 +28,8 @@ TEST(StepLog, TheHashSeesEveryValue) {
 }
 
 TEST(StepLog, LinesAreJsonAndTheFileChangesNoHash) {
-  const std::string path = testing::TempDir() + "/ekv_step_log.jsonl";
+  const test::TempDir folder;
+  const std::string path = folder.file("step_log.jsonl");
   const Result<std::unique_ptr<StepLog>> log = StepLog::open(path), unwritten = StepLog::open("");
   ASSERT_TRUE(bool(log) && bool(unwritten));
   const int64_t list[] = {3, -4};

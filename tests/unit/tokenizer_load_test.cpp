@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include <random>
 
 #include "elastickv/tokenizer.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/test_data.h"
 #include "text/pretokenizer_regex.h"
 #include "util/files.h"
@@ -206,8 +206,8 @@ TEST(Load, ReadsNamesAndTemplateFromTheConfig) {
 }
 
 TEST(Load, FolderWithAndWithoutItsOptionalFiles) {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("ekv_tokenizer_{}", ::getpid());
-  std::filesystem::create_directories(folder);
+  const test::TempDir temp;
+  const std::filesystem::path& folder = temp.path();
   Result<Tokenizer> made = Tokenizer::load(folder);
   ASSERT_FALSE(made);
   EXPECT_NE(made.error().message.find("tokenizer.json"), std::string::npos);
@@ -228,7 +228,6 @@ TEST(Load, FolderWithAndWithoutItsOptionalFiles) {
   made = Tokenizer::load(folder);
   ASSERT_FALSE(made);
   EXPECT_NE(made.error().message.find("tokenizer_config.json"), std::string::npos) << made.error().message;
-  std::filesystem::remove_all(folder);
 }
 
 // ---- patterns

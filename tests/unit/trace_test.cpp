@@ -9,6 +9,7 @@
 #include <set>
 
 #include "bench/random.h"
+#include "tests/support/temp_dir.h"
 
 namespace ekv {
 namespace {
@@ -515,10 +516,8 @@ TEST(ServeGenTrace, RefusesBrokenFilesByLine) {
 }
 
 TEST(TraceFile, AFolderWithoutClientsIsToldWhatItMustHold) {
-  const std::string folder = testing::TempDir() + "/ekv_no_clients";
-  std::filesystem::create_directory(folder);
-  const std::string message = message_of(load_trace(folder, {}));
-  std::filesystem::remove(folder);
+  const test::TempDir folder;
+  const std::string message = message_of(load_trace(folder.path().string(), {}));
   EXPECT_NE(message.find("chunk-N-trace.csv"), std::string::npos) << message;
 }
 
