@@ -31,7 +31,9 @@ void add_server_flags(CLI::App& app, ServeBenchFlags& flags, RawFlags& raw) {
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
   app.add_option("--endpoint", flags.endpoint, "path (default: by the backend)");
-  app.add_option("--header", raw.headers, "KEY=VALUE, sent with every request; may be given several times");
+  app.add_option(
+      "--header", raw.headers,
+      "KEY=VALUE, sent with every request (\"Authorization=Bearer KEY\"); may be given several times");
   app.add_option("--model", flags.model, "model name (default: the first of the server)");
   app.add_option("--tokenizer", flags.tokenizer, "folder with tokenizer.json (default: the server is asked)")
       ->check(CLI::ExistingDirectory);

@@ -21,7 +21,7 @@ namespace {
 struct RawFlags {
   std::string format = "auto", rate = "inf", burstiness = "1", filter, max_model_len = "auto",
               too_long = "fail";
-  std::vector<std::string> metadata, goodput;
+  std::vector<std::string> metadata, goodput, headers;
   EngineFlags engine;
   KvFlags kv;
 };
@@ -85,6 +85,9 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
                  "tokens of prompt and answer together; auto: what the load needs")
       ->capture_default_str();
   app.add_option("--url", flags.url, "http://host:port of a server, instead of --device")->excludes(device);
+  app.add_option("--header", raw.headers,
+                 "with --url: KEY=VALUE, sent with every request (\"Authorization=Bearer KEY\"); may be given "
+                 "several times");
   app.add_option("--tokenizer", flags.tokenizer, "with --url: folder (default: the server is asked)")
       ->check(CLI::ExistingDirectory);
 }
@@ -151,11 +154,12 @@ void finish_load(const RawFlags& raw, ReplayFlags& flags) {
     if (const Status bad = parse_window(flags.window, load)) wrong_flag("--window", bad->message);
 }
 
-void finish_target(const CLI::App& app, ReplayFlags& flags) {
+void finish_target(const CLI::App& app, const RawFlags& raw, ReplayFlags& flags) {
   if (flags.over_http()) {
     Result<HttpTarget> target = parse_base_url(flags.url);
     if (!target) wrong_flag("--url", target.error().message);
     flags.target = *std::move(target);
+    flags.target.headers = key_values("--header", raw.headers);
     if (!flags.step_log.empty()) wrong_flag("--step-log", "the steps are the server's; it has --url only");
     if (!flags.time_series.empty()) wrong_flag("--time-series", "the engine is the server's; see its /metrics");
     for (const char* flag : {"--cost-model", "--replicas", "--load-format"})
@@ -163,6 +167,7 @@ void finish_target(const CLI::App& app, ReplayFlags& flags) {
     return;
   }
   if (!flags.tokenizer.empty()) wrong_flag("--tokenizer", "is for --url only");
+  if (!raw.headers.empty()) wrong_flag("--header", "is for --url only");
   finish_cuda_flags(flags.device, flags.model.cuda_launch);
   if (flags.device == "sim" && flags.cost_model.empty())
     wrong_flag("--cost-model", fmt::format("--device sim needs one: a file, or one of {}",
@@ -201,7 +206,7 @@ void finish_engine(const CLI::App& engine, const RawFlags& raw, ReplayFlags& fla
 
 void finish(const CLI::App& app, const CLI::App& engine, const RawFlags& raw, ReplayFlags& flags) {
   finish_load(raw, flags);
-  finish_target(app, flags);
+  finish_target(app, raw, flags);
   finish_engine(engine, raw, flags);
   flags.model.seed = flags.load.seed;
   flags.metadata = key_values("--metadata", raw.metadata);

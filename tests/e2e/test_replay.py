@@ -135,6 +135,14 @@ def test_a_server_gets_the_prompts_as_they_were_recorded(server, replay, tmp_pat
     server.wait_idle()
 
 
+def test_a_server_that_asks_for_a_key_gets_it(start, replay, tmp_path):
+    server = start("--api-key", "secret")
+    load = ("--url", server.url, "--synthetic", "2:20:4", "--concurrency", 2)
+    result, _ = replay(*load, "--header", "Authorization=Bearer secret", json_path=tmp_path / "r.json")
+    assert result["completed"] == 2
+    assert "secret" not in (tmp_path / "r.json").read_text()
+
+
 def test_a_closed_loop_on_a_server_keeps_its_concurrency(server, replay, tmp_path):
     result, _ = replay("--url", server.url, "--synthetic", "8:20:4", "--concurrency", 2, json_path=tmp_path / "r.json")
     assert result["completed"] == 8 and result["peak_in_flight"] <= 2

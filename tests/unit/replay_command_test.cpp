@@ -332,6 +332,8 @@ TEST(Replay, BadInputIsNamedByItsFlag) {
       {{"--synthetic", "4:10:2", "--url", "http://127.0.0.1:1", "--load-format", "auto"},
        "--load-format: is for"},
       {{"--synthetic", "4:10:2", "--url", "http://127.0.0.1:1", "--replicas", "2"}, "--replicas: is for"},
+      {{"--synthetic", "4:10:2", "--url", "http://127.0.0.1:1", "--header", "x"}, "--header"},
+      {closed + std::vector<std::string>{"--header", "x=y"}, "--header: is for --url only"},
       {{"--synthetic", "4:10:2", "--concurrency", "2", "--cost-model", "/tmp"},
        "--cost-model: /tmp: not a regular"},
       {synthetic, "--concurrency"},
