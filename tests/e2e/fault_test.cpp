@@ -13,8 +13,8 @@
 
 #include "server/listen_socket.h"
 #include "server/serve.h"
-#include "tests/support/test_data.h"
 #include "tests/support/test_server.h"
+#include "tests/support/tiny_serve.h"
 
 namespace ekv::testing {
 namespace {
@@ -40,12 +40,6 @@ namespace {
 using std::chrono::milliseconds;
 
 const std::string kGetVersion = http_request("GET", "/version", {}, {});
-
-bool eventually(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(2));
-  return holds();
-}
 
 // A TCP socket of this process that listens; -1: there is none.
 int listening_socket() {
@@ -183,13 +177,8 @@ Result<std::unique_ptr<Backend>> make_lost(const Model& model, const EngineConfi
 }
 
 TEST(Failure, InTheMiddleOfAStopItHasItsOwnExitCode) {
-  ServeFlags flags;
-  flags.model = "tiny", flags.load_format = "dummy", flags.device = "cpu";
-  flags.tokenizer = test::test_data() / "golden/tiny-llama";
-  flags.served_model_names = {"tiny"};
-  flags.http.host = "127.0.0.1", flags.http.port = 0;
-  flags.engine.kv.num_pages = 64;
-  EXPECT_EXIT(std::_Exit(serve(flags, make_lost)), ::testing::ExitedWithCode(kExitEngineStopped),
+  EXPECT_EXIT(std::_Exit(serve(test::tiny_serve_flags(), make_lost)),
+              ::testing::ExitedWithCode(kExitEngineStopped),
               "Terminated: finishing.*the device is lost: planted.*did not end in time");
 }
 

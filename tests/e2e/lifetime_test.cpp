@@ -26,14 +26,6 @@ void begin(RawHttp& client, const Json& body) {
   client.send(http_request("POST", "/v1/completions", dump_json(body)));
 }
 
-bool eventually(const std::function<bool()>& holds, int at_most_ms = 30000) {
-  for (int waited = 0; waited < at_most_ms; waited += 5) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-  return holds();
-}
-
 constexpr int kEndlessTokens = 90000;  // of a server with endless() options
 
 const char* kAborted = "vllm:request_success_total{engine=\"0\",model_name=\"fake\",finished_reason=\"abort\"}";

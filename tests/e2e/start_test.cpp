@@ -13,22 +13,14 @@
 #include "server/listen_socket.h"
 #include "server/serve.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/test_data.h"
+#include "tests/support/tiny_serve.h"
 
 namespace ekv {
 namespace {
 
 constexpr int kReachedBackend = 9;
 
-ServeFlags tiny() {
-  ServeFlags flags;
-  flags.model = "tiny", flags.load_format = "dummy", flags.device = "cpu";
-  flags.tokenizer = test::test_data() / "golden/tiny-llama";
-  flags.served_model_names = {"tiny"};
-  flags.http.host = "127.0.0.1", flags.http.port = 0;
-  flags.engine.kv.num_pages = 64;
-  return flags;
-}
+using test::tiny_serve_flags;
 
 Result<std::unique_ptr<Backend>> too_early(const Model&, const EngineConfig&, const BackendOptions&) {
   std::_Exit(kReachedBackend);
@@ -46,16 +38,16 @@ Result<std::unique_ptr<Backend>> interrupted(const Model&, const EngineConfig&, 
   EXPECT_EXIT(std::_Exit(serve(flags, make)), ::testing::ExitedWithCode(code), words)
 
 TEST(Start, ASignalEndsItAtOnce) {
-  EXPECT_START(tiny(), interrupted<SIGTERM>, 0, "stopped while starting");
-  EXPECT_START(tiny(), interrupted<SIGINT>, 0, "stopped while starting");
+  EXPECT_START(tiny_serve_flags(), interrupted<SIGTERM>, 0, "stopped while starting");
+  EXPECT_START(tiny_serve_flags(), interrupted<SIGINT>, 0, "stopped while starting");
 }
 
 TEST(Start, AllIsWellWithTheTokenizerOfAnotherModel) {
-  EXPECT_START(tiny(), too_early, kReachedBackend, "loading tiny");
+  EXPECT_START(tiny_serve_flags(), too_early, kReachedBackend, "loading tiny");
 }
 
 TEST(Start, ABuiltInModelNeedsATokenizerBeforeItsWeightsAreMade) {
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.tokenizer.clear();
   // The whole output: no "loading" comes before.
   EXPECT_START(flags, too_early, kExitFailed,
@@ -74,7 +66,7 @@ TEST(Start, WeightsLargerThanTheMachineAreRefused) {
              "hidden_size": 65536, "num_attention_heads": 512, "num_key_value_heads": 8, "head_dim": 128,
              "intermediate_size": 262144, "vocab_size": 60000, "max_position_embeddings": 4096,
              "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false})";
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.model = folder;
   EXPECT_START(flags, too_early, kExitFailed, "GiB of host memory, and this machine[^\n]*GiB: use a smaller");
 }
@@ -86,7 +78,7 @@ TEST(Start, AnEmptyChatTemplateIsRefusedUnlessAnotherIsGiven) {
   std::filesystem::copy(test::test_data() / "golden/tiny-llama", folder,
                         std::filesystem::copy_options::recursive);
   std::ofstream(folder + "/chat_template.jinja") << "";
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.tokenizer = folder;
   EXPECT_START(flags, too_early, kExitFailed, "chat_template.jinja: is empty[^\n]*--chat-template\n$");
   flags.chat_template = folder + "/another.jinja";
@@ -99,14 +91,14 @@ TEST(Start, WhatFailsEndsWithItsOwnCode) {
                         const BackendOptions&) -> Result<std::unique_ptr<Backend>> {
     return Error{Error::unsupported, "no backend of this kind", "device"};
   };
-  EXPECT_START(tiny(), fails, kExitFailed, "no backend of this kind");
+  EXPECT_START(tiny_serve_flags(), fails, kExitFailed, "no backend of this kind");
 }
 
 TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
   const Result<int> other = bind_address("127.0.0.1", 0);
   ASSERT_TRUE(other);
   ASSERT_EQ(::listen(*other, 1), 0);
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.http.port = port_of(*other);
   EXPECT_START(flags, too_early, kExitFailed,
                "^[^\n]*cannot listen on 127.0.0.1:[0-9]+: Address already in use[^\n]*--port\n$");
@@ -118,13 +110,13 @@ TEST(Start, AnAddressThatCannotBeIsSaidBeforeTheModelIsLoaded) {
 }
 
 TEST(Start, AStepLogThatCannotBeWrittenIsSaidBeforeTheModelIsLoaded) {
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.step_log = "/no/such/folder/steps.jsonl";
   EXPECT_START(flags, too_early, kExitFailed, "^[^\n]*cannot write the step log /no/such/folder[^\n]*\n$");
 }
 
 TEST(Start, ANameThatIsTooLongForAPathIsNoCrash) {
-  ServeFlags flags = tiny();
+  ServeFlags flags = tiny_serve_flags();
   flags.model = std::string(5000, 'a');
   EXPECT_START(flags, too_early, kExitFailed, "is neither the folder of a model nor a built-in model");
 }

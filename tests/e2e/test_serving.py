@@ -47,9 +47,8 @@ def together(count, job):
 
 
 def test_64_streams_equal_their_solo_runs(server, client):
-    """The time goes into the solo runs, a token each step: 8 of them."""
-    solo = [greedy(client, prompt_of(i), 8) for i in range(64)]
-    assert together(64, lambda i: greedy(client, prompt_of(i), 8, stream=True)) == solo
+    solo = [greedy(client, prompt_of(i), 16) for i in range(64)]
+    assert together(64, lambda i: greedy(client, prompt_of(i), 16, stream=True)) == solo
     server.wait_idle()
 
 
@@ -111,7 +110,7 @@ def test_cached_prefix_gives_the_same_answer(start):
         cached = longer.usage.prompt_tokens_details
         assert (cached.cached_tokens if cached else 0) >= (length - 1) // 32 * 32
     cold = greedy(client, ids[:96], 8)
-    for round in range(5):
+    for round in range(10):
         greedy(client, [2000 + (round * 31 + i) % 9000 for i in range(400)], 1)
         assert greedy(client, ids[:96], 8) == cold
     small.wait_idle()
@@ -164,9 +163,6 @@ def test_a_second_sigterm_cancels_at_once(start):
     assert draining.process.wait(timeout=120) == 0
 
 
-MOST_PROMPT_BYTES = 8192 * 1024  # tokens of the default model's context, bytes of a token at most
-
-
 class Body(io.BytesIO):
     """Says when the client has sent its last byte."""
 
@@ -181,33 +177,42 @@ class Body(io.BytesIO):
         return piece
 
 
+def long_model(folder):
+    """The default model with positions for more: of its own 8,192 tokens no text has more than 8 MB."""
+    for file in MODEL.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((MODEL / "config.json").read_text()) | {"max_position_embeddings": 65536}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def cpu_seconds(pid):
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_sigterm_ends_a_server_with_a_busy_thread(request, signals):
-    """Nothing can end the thread that tokenises; the longest text that is not refused, letters without a space, takes it seconds."""
-    server = Server(request.config.getoption("--elastickv"), str(MODEL), ["--shutdown-timeout", "0"])
+def test_sigterm_ends_a_server_with_a_busy_thread(request, tmp_path):
+    """Tokenising 48 MB of letters without a space takes most of a minute, and nothing can end its thread."""
+    arguments = ["--max-body-bytes", "64M", "--shutdown-timeout", "2", "--kv-cache-memory-bytes", "1200M"]
+    server = Server(request.config.getoption("--elastickv"), str(long_model(tmp_path)), arguments)
     letters = bytes(ord("a") + i % 26 for i in range(256))
-    body = Body(b'{"prompt": "' + random.Random(1).randbytes(MOST_PROMPT_BYTES).translate(letters) + b'"}')
+    body = Body(b'{"prompt": "' + random.Random(1).randbytes(48_000_000).translate(letters) + b'"}')
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         try:
             answer = pool.submit(requests.post, server.url + "/tokenize", data=body, headers={"Content-Type": "application/json"}, timeout=600)
             assert body.sent.wait(timeout=300)
             begun = cpu_seconds(server.process.pid)
-            while cpu_seconds(server.process.pid) < begun + 0.5:  # the rest of the body and its JSON take less
+            while cpu_seconds(server.process.pid) < begun + 3:  # the rest of the body and its JSON take less than one
                 assert not answer.done(), answer
                 time.sleep(0.05)
-            for _ in range(signals):
-                server.process.terminate()
-                time.sleep(0.1)
-            code = server.process.wait(timeout=300)
+            server.process.terminate()
+            # The thread alone would take longer, and then the server would end with 0.
+            assert server.process.wait(timeout=300) == 1
         finally:
             server.process.kill()
-    # Whether the thread or the patience ends first depends on the machine: no crash, and the log says which.
-    assert code == (1 if "the process ends without it" in server.log_text() else 0)
+        assert isinstance(answer.exception(), requests.ConnectionError)
+    assert "the process ends without it" in server.log_text()
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -289,7 +294,7 @@ def test_a_signal_while_weights_are_made_ends_the_program(request, tmp_path, num
 def test_a_second_server_on_the_same_port_is_refused(server, request):
     """Two servers on one port would share its clients without a word."""
     command = [request.config.getoption("--elastickv"), "serve", str(MODEL), "--port", str(server.port), "--host", "127.0.0.1"]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert second.returncode == 1 and str(server.port) in second.stderr
     assert "Address already in use" in second.stderr and "loading" not in second.stderr
 

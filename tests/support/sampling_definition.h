@@ -76,11 +76,25 @@ inline testing::AssertionResult right_token(const std::vector<double>& z, const 
   return testing::AssertionSuccess();
 }
 
-// An upper bound of the chance that a right sampler's draws are as far as `seen` from softmax(z) of the kept
-// tokens, or farther; 0 when a token that was cut was drawn. Of k tokens, for their divergence D = sum of seen
-// ln(seen / expected) above k - 1 the chance is at most exp(-D) (e D / (k - 1))^(k - 1): it holds for any
-// number of draws and however rare a token is (R. Agrawal, Finite-sample concentration of the multinomial in
-// relative entropy, 2020), which the chi-square distribution does not.
+// Pearson's statistic of `seen` draws against softmax(z) of the kept tokens, in standard deviations from what a
+// right sampler gives on average. A token that was cut and drawn makes it infinite.
+inline double chi_square_excess(const std::vector<double>& z, double cut, const std::vector<int>& seen) {
+  double sum = 0, draws = 0, chi = 0, kept = -1;
+  const double top = *std::max_element(z.begin(), z.end());
+  for (size_t i = 0; i < z.size(); ++i) sum += z[i] >= cut ? std::exp(z[i] - top) : 0, draws += seen[i];
+  for (size_t i = 0; i < z.size(); ++i) {
+    const double expected = z[i] >= cut ? draws * std::exp(z[i] - top) / sum : 0;
+    if (expected == 0 && seen[i] > 0) return INFINITY;
+    if (expected > 0) chi += (seen[i] - expected) * (seen[i] - expected) / expected, ++kept;
+  }
+  return (chi - kept) / std::sqrt(2 * std::max(kept, 1.0));
+}
+
+// Of a drawn seed: an upper bound of the chance that a right sampler's draws are as far as `seen` from
+// softmax(z) of the kept tokens, or farther; 0 when a token that was cut was drawn. Of k tokens, for their
+// divergence D = sum of seen ln(seen / expected) above k - 1 the chance is at most exp(-D) (e D / (k - 1))^(k -
+// 1): it holds for any number of draws and however rare a token is (R. Agrawal, Finite-sample concentration of
+// the multinomial in relative entropy, 2020), which the chi-square distribution does not.
 inline double chance_of(const std::vector<double>& z, double cut, const std::vector<int>& seen) {
   double sum = 0, draws = 0, divergence = 0, free = -1;
   const double top = *std::max_element(z.begin(), z.end());

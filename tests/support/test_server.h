@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/chat_prompt.h"
@@ -14,6 +17,14 @@
 #include "tests/support/raw_http.h"
 
 namespace ekv::testing {
+
+inline bool eventually(const std::function<bool()>& holds, int at_most_ms = 30000) {
+  for (int waited = 0; waited < at_most_ms; waited += 5) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return holds();
+}
 
 inline const char* kTestTemplate =
     "{%- for m in messages %}{%- if m.role == 'tool' and not m.tool_call_id is defined %}"
@@ -114,13 +125,12 @@ class TestServer {
     return std::stod(text.substr(text.rfind(' ', end) + 1));
   }
   bool wait_until_idle(int at_most_ms = 30000) const {
-    for (int waited = 0; waited < at_most_ms; waited += 5) {
-      if (metric("vllm:num_requests_running") == 0 && metric("vllm:num_requests_waiting") == 0 &&
-          metric("vllm:kv_cache_usage_perc") == 0)
-        return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
+    return eventually(
+        [&] {
+          return metric("vllm:num_requests_running") == 0 && metric("vllm:num_requests_waiting") == 0 &&
+                 metric("vllm:kv_cache_usage_perc") == 0;
+        },
+        at_most_ms);
   }
 
   FakeBehaviour behaviour;
