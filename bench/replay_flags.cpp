@@ -66,8 +66,8 @@ void add_target_flags(CLI::App& app, ReplayFlags& flags, RawFlags& raw) {
                      ->capture_default_str();
   app.add_option(
       "--cost-model", flags.cost_model,
-      fmt::format("sim: file, or one of {}. h200-llama-3.1-8b is fitted to this program, as bench/calibrate.py "
-                  "does it from a step log, vllm-... to vLLM 0.26; those of an A100 stand for vLLM 0.15",
+      fmt::format("sim: file, or one of {}. h200-... are fitted to this program, as bench/calibrate.py does "
+                  "it from a step log, vllm-... to vLLM 0.26; those of an A100 stand for vLLM 0.15",
                   fmt::join(shipped_cost_models(), ", ")));
   app.add_option("--replicas", flags.replicas,
                  "sim: engines side by side; a request goes to the one with the fewest")

@@ -1,5 +1,5 @@
 # ekv_sim: the simulator backend. Its cost models are compiled in, so that a name works wherever the program runs.
-set(EKV_COST_MODELS a100-llama-3.1-8b a100-qwen3-8b a100x2-llama-3.1-70b h200-llama-3.1-8b
+set(EKV_COST_MODELS a100-llama-3.1-8b a100-qwen3-8b a100x2-llama-3.1-70b h200-llama-3.1-8b h200-qwen3-8b
                     vllm-h200-llama-3.1-8b vllm-h200-qwen3-8b vllm-h200x2-llama-3.1-70b)
 set(names "")
 set(texts "")
