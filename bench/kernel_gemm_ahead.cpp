@@ -64,7 +64,7 @@ class AheadBench {
  private:
   static std::string name_of(const SkinnyWay& way) {
     return (way.unit == SkinnyUnit::mma ? "mma " : "wgmma ") + std::to_string(way.split) + "." +
-           std::to_string(way.columns);
+           std::to_string(way.tile);
   }
 
   void print(const std::string& name, int rows, const Link& link) const {

@@ -186,7 +186,7 @@ class ChainBench {
     copy_tbs_ = 2 * half / time_graph(3, copy, 20).median_us / 1e6;
     std::printf(
         "copy %.3f TB/s; us of a norm and the product after it; in brackets of the product alone and its share "
-        "of the copy ceiling\n%-8s %4s | %-18s | %-12s | %-24s | wgmma, split.columns:us\n",
+        "of the copy ceiling\n%-8s %4s | %-18s | %-12s | %-24s | wgmma, split.tile:us\n",
         copy_tbs_, "product", "rows", "Lt best", "mma best", "wgmma best");
   }
 
@@ -257,7 +257,7 @@ class ChainBench {
       if (way.unit != unit) continue;
       const Launch launch = [&, rows, way](const void* w, cudaStream_t t) { few(s, rows, way, w, t); };
       const double us = chain_us(s, rows, launch, 20);
-      const std::string name = std::to_string(way.split) + "." + std::to_string(way.columns);
+      const std::string name = std::to_string(way.split) + "." + std::to_string(way.tile);
       char text[32];
       std::snprintf(text, sizeof text, " %s:%.2f", name.c_str(), us);
       if (all) *all += text;

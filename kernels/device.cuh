@@ -276,6 +276,16 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Stores 16 bytes in the shared memory of a CTA of the cluster and counts them on a barrier there; both are
+// cluster_addresses. Nothing is read of this CTA's shared memory, so it may leave.
+__device__ __forceinline__ void send16(uint32_t to, float4 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+
 // Copies `bytes` (addresses and size multiples of 16) and counts them on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void* from_global, uint32_t bytes,
                                           uint32_t barrier) {
@@ -330,14 +340,6 @@ __device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const 
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to_shared),
       "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-__device__ __forceinline__ void tensor_load_multicast(uint32_t to_shared, const void* map, uint32_t barrier,
-                                                      int c0, int c1, uint16_t ctas) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to_shared),
-      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1)
       : "memory");
 }
 // Brings a map to where the copy engine finds it soon.

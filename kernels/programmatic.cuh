@@ -18,6 +18,9 @@ struct LaunchExtras {
   unsigned cluster = 1;       // CTAs of a cluster; more than 1 needs is_hopper_code()
 };
 
+// Every kernel asks for the same division of a multiprocessor's memory, whatever it needs itself: one that
+// waits on a multiprocessor with another division keeps every CTA off it that needs more shared memory than
+// that.
 template <class Args>
 void launch_programmatic(void (*kernel)(Args), unsigned blocks, unsigned threads, const Args& args,
                          cudaStream_t stream, const LaunchExtras& extras = {}) {
@@ -34,6 +37,8 @@ void launch_programmatic(void (*kernel)(Args), unsigned blocks, unsigned threads
   config.attrs = attributes;
   // Code for older devices does not wait, and has no clusters.
   config.numAttrs = !is_hopper_code(kernel) ? 0 : extras.cluster > 1 ? 2 : 1;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
   cuda_check(cudaLaunchKernelEx(&config, kernel, args));
 }
 

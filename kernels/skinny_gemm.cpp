@@ -14,7 +14,7 @@ SkinnyDevice find_device() {
   return {.mma_rows = kMaxMmaRows,
           .wgmma_rows = device_has_skinny_wgmma() ? kMaxSkinnyRows : 0,
           .cluster = device_has_skinny_clusters() ? kMaxSkinnySplit : 1,
-          .num_ctas = multiprocessors * kSkinnyCtasPerMultiprocessor};
+          .multiprocessors = multiprocessors};
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream
   if (way.unit == SkinnyUnit::mma)
     launch_skinny_mma(a, stream);
   else
-    launch_skinny_wgmma(a, way.columns, stream);
+    launch_skinny_wgmma(a, way.tile, stream);
 }
 
 }  // namespace ekv

@@ -8,8 +8,8 @@
 // The gated product computes what launch_silu_mul() makes of the plain one, with the same function. Against
 // exact arithmetic, of a sum: |error| <= (inputs * 2^-27 + 2^-20) * sum_i |x[r][i] w[o][i]| before rounding.
 // Deterministic; a row's result depends on its own x, W, `split` and the kernel only, bit for bit, not on the
-// other rows, their number or the device. There are two kernels; skinny_split.h says from how many rows on and
-// on which devices the second one has a product.
+// other rows, their number or the device. There are two kernels: skinny_split.h says which one a device has a
+// product from.
 //
 // Fewer CTAs than the device holds would leave bandwidth unused, so the inputs may be cut into `split` parts,
 // each with a CTA of its own; a cluster of them adds its sums in the order of the parts. No workspace, no

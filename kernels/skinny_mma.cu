@@ -227,7 +227,7 @@ __device__ void add_parts(const SkinnyGemmArgs& a, int first_output, float* sums
 }
 
 template <class T, int kTokenTiles>
-__global__ void __launch_bounds__(kThreads, kSkinnyCtasPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kMmaCtasPerMultiprocessor)
     skinny_kernel(const __grid_constant__ SkinnyGemmArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   Sums<kTokenTiles> sums{};
@@ -264,8 +264,6 @@ void launch_skinny_mma(const SkinnyGemmArgs& a, cudaStream_t stream) {
   const Kernel kernel =
       a.element == Element::bf16 ? kernel_for<__nv_bfloat16>(a.rows) : kernel_for<__half>(a.rows);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared));
   launch_programmatic(kernel, unsigned(ceil_div(a.outputs, kMmaOutputs) * a.split), kThreads, a, stream,
                       {.shared_bytes = kSharedBytes, .cluster = unsigned(a.split)});
 }

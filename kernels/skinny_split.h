@@ -3,8 +3,7 @@
 // plain counterparts, tests and benchmarks.
 //
 // There are two kernels. That of skinny_mma.cu runs everywhere. On sm_90a the copy engine and wgmma
-// (skinny_wgmma.cuh) take 128 rows, and more than a few rows faster; skinny_way() says from how many on they
-// have the product.
+// (skinny_wgmma.cuh) take four times as many rows, and fewer of them faster, too.
 
 #include <vector>
 
@@ -14,35 +13,38 @@ namespace ekv {
 
 enum class SkinnyUnit : uint8_t { mma, wgmma };
 
-// A kernel and a cut of its work. The result depends on unit and split, not on the columns.
+// A kernel and a cut of its work. The result depends on unit and split, not on the tile.
 struct SkinnyWay {
   SkinnyUnit unit = SkinnyUnit::mma;
   int split = 1;
-  int columns = 1;  // wgmma: CTAs of a cluster that share their rows of x and have different outputs
+  int tile = 0;  // wgmma: rows of W of a CTA, kWgmmaOutputs or half as many
   bool operator==(const SkinnyWay&) const = default;
 };
 
 constexpr int kMaxMmaRows = 32;
 constexpr int kMmaOutputs = 64;  // per CTA
 constexpr int kMmaStride = 256;  // inputs that a CTA's warps read side by side; a part has whole ones of them
+constexpr int kMmaCtasPerMultiprocessor = 2;
 
-constexpr int kWgmmaOutputs = 128;  // per CTA
-constexpr int kWgmmaInputs = 64;    // 128 bytes of a row: of a stage; a part has whole ones of them
+constexpr int kWgmmaOutputs = 128, kHalfWgmmaOutputs = 64;  // per CTA, which has a multiprocessor for itself
+constexpr int kWgmmaInputs = 128;                           // a part has whole ones of them
 
-constexpr int kMaxSkinnySplit = 8;  // the largest cluster that every device with clusters has
-constexpr int kSkinnyCtasPerMultiprocessor = 2;
+// Of mma the largest cluster that every device with clusters has. Of wgmma a part has all that at least one of
+// four warps has of a half tile, or of gate and up.
+constexpr int kMaxSkinnySplit = 8, kMaxWgmmaSplit = 4;
 
 // What the current device has.
 struct SkinnyDevice {
   int mma_rows = 0, wgmma_rows = 0;  // most rows of each kernel; 0: no such kernel
   int cluster = 1;                   // CTAs of the largest cluster
-  int num_ctas = 0;                  // that run at once
+  int multiprocessors = 0;
 };
 SkinnyDevice skinny_device();
 
-// The one that a product of so many rows takes. Only the wgmma kernel has gated ones.
-SkinnyWay skinny_way(const SkinnyDevice& device, int rows, int split, bool gated = false);
-// All that there are, whatever skinny_way() says: for tests and comparisons.
+// The one that a product takes.
+SkinnyWay skinny_way(const SkinnyDevice& device, const SkinnyGemmArgs& args);
+// All that there are, whatever skinny_way() says: for tests and comparisons. Only the wgmma kernel has gated
+// ones.
 std::vector<SkinnyWay> skinny_ways(const SkinnyDevice& device, int rows, int outputs, int inputs,
                                    bool gated = false);
 
@@ -54,7 +56,7 @@ void launch_skinny_way(const SkinnyGemmArgs& args, const SkinnyWay& way, cudaStr
 
 // The kernels, each in its file.
 void launch_skinny_mma(const SkinnyGemmArgs& args, cudaStream_t stream);
-void launch_skinny_wgmma(const SkinnyGemmArgs& args, int columns, cudaStream_t stream);
+void launch_skinny_wgmma(const SkinnyGemmArgs& args, int tile, cudaStream_t stream);
 bool device_has_skinny_wgmma();
 bool device_has_skinny_clusters();
 

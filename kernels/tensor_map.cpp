@@ -24,7 +24,7 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
 }  // namespace
 
 CUtensorMap make_tensor_map(Element element, const void* tensor, std::initializer_list<uint64_t> sizes,
-                            std::initializer_list<uint32_t> box) {
+                            std::initializer_list<uint32_t> box, L2Fetch fetch) {
   constexpr size_t kMost = 3;
   EKV_CHECK(sizes.size() >= 2 && sizes.size() <= kMost && box.size() == sizes.size(),
             "two or three dimensions");
@@ -39,7 +39,8 @@ CUtensorMap make_tensor_map(Element element, const void* tensor, std::initialize
       &map, element == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
       cuuint32_t(sizes.size()), const_cast<void*>(tensor), size.data(), stride.data(), box_size.data(),
       step.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      fetch == L2Fetch::exact ? CU_TENSOR_MAP_L2_PROMOTION_NONE : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   EKV_CHECK(made == CUDA_SUCCESS,
             "the driver refuses the tensor map: pointers, rows and boxes as the contract says?");
   return map;

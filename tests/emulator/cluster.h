@@ -49,13 +49,13 @@ void cluster_arrive();
 void cluster_wait();
 void wait_kernels_ahead();
 
-std::byte* place_in(const void* shared, int rank);
 uint32_t address_of(const void* shared);
 uint32_t address_in(uint32_t shared, uint32_t rank);
 void init_barrier(uint32_t barrier, int arrivals);
 void arrive(uint32_t barrier, int expected_bytes);
 void wait(uint32_t barrier, uint32_t phase);
 
+void send(uint32_t to, float4 value, uint32_t barrier);
 void store_matrices(uint32_t address, const uint32_t (&words)[4]);
 void fence_writes();
 void load_box(uint32_t to, const void* map, uint32_t barrier, std::array<int, 3> at, unsigned ctas);

@@ -19,7 +19,7 @@ uint16_t sum_of(Element e, uint16_t a, uint16_t b) {
 }  // namespace
 
 CUtensorMap make_tensor_map(Element element, const void* tensor, std::initializer_list<uint64_t> sizes,
-                            std::initializer_list<uint32_t> box) {
+                            std::initializer_list<uint32_t> box, L2Fetch) {
   EKV_CHECK(sizes.size() == box.size() && sizes.size() >= 2 && sizes.size() <= 3, "two or three dimensions");
   EKV_CHECK(reinterpret_cast<uintptr_t>(tensor) % 16 == 0 && *sizes.begin() % 8 == 0,
             "rows are aligned to 16 bytes");

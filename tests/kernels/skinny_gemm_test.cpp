@@ -39,7 +39,7 @@ std::vector<SkinnyWay> ways(const Product& c) {
 }
 std::string name_of(const SkinnyWay& way) {
   return std::string(way.unit == SkinnyUnit::mma ? "mma" : "wgmma") + ", split " + std::to_string(way.split) +
-         ", columns " + std::to_string(way.columns);
+         ", tile " + std::to_string(way.tile);
 }
 
 Data whole_numbers(const Product& c, unsigned seed) {
@@ -257,7 +257,8 @@ TEST_F(SkinnyGemmGated, IsPlainThenActivation) {
     Product plain{c.rows, 2 * c.outputs, c.inputs, false};
     plain.element = c.element;
     for (const SkinnyWay& way : ways(c)) {
-      const DeviceVector<uint16_t> sums(encode_all(c.element, multiply(plain, d, {way.unit, way.split, 1})));
+      const DeviceVector<uint16_t> sums(
+          encode_all(c.element, multiply(plain, d, {way.unit, way.split, kWgmmaOutputs})));
       const DeviceVector<uint16_t> out(size_t(c.rows) * c.outputs, kPoison);
       launch_silu_mul({sums.data(), out.data(), c.rows, c.outputs, c.element}, nullptr);
       ASSERT_EQ(encode_all(c.element, multiply(c, d, way)), out.host()) << c.rows << " rows, " << name_of(way);
@@ -377,20 +378,38 @@ TEST(SkinnyGemmFind, EverySplitHasAWay) {
     for (int rows = 1; rows <= kMaxSkinnyRows; ++rows)
       for (const int split : find_skinny(rows, 4096, 4096, gated)) {
         const std::vector<SkinnyWay> all = skinny_ways(device, rows, 4096, 4096, gated);
-        EXPECT_EQ(std::ranges::count(all, skinny_way(device, rows, split, gated)), 1)
-            << rows << " rows, split " << split;
+        SkinnyGemmArgs a;
+        a.rows = rows, a.outputs = a.inputs = 4096, a.split = split, a.gated = gated;
+        EXPECT_EQ(std::ranges::count(all, skinny_way(device, a)), 1) << rows << " rows, split " << split;
       }
 }
 
-// The rule of skinny_split.cpp on an H200, with an older device, and without clusters.
-TEST(SkinnyGemmFind, FewestRowsGoToMma) {
-  const SkinnyDevice hopper{32, 128, 8, 264}, older{32, 0, 1, 216};
-  EXPECT_EQ(skinny_way(hopper, 1, 4), (SkinnyWay{SkinnyUnit::mma, 4, 1}));
-  EXPECT_EQ(skinny_way(hopper, 1, 4, true), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
-  EXPECT_EQ(skinny_way(hopper, 8, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 1}));
-  EXPECT_EQ(skinny_way(hopper, 64, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 2}));
-  EXPECT_EQ(skinny_way(hopper, 64, 8), (SkinnyWay{SkinnyUnit::wgmma, 8, 1}));
-  EXPECT_EQ(skinny_way(older, 32, 1), (SkinnyWay{SkinnyUnit::mma, 1, 1}));
+// The rule of skinny_split.cpp on an H200 and on an older device.
+TEST(SkinnyGemmFind, SmallTilesWhereTheyAllFitAtOnce) {
+  const SkinnyDevice hopper{32, 128, 8, 132}, older{32, 0, 1, 108};
+  const auto way = [](const SkinnyDevice& device, int outputs, int split, bool gated = false) {
+    SkinnyGemmArgs a;
+    a.rows = 1, a.outputs = outputs, a.inputs = 4096, a.split = split, a.gated = gated;
+    return skinny_way(device, a);
+  };
+  EXPECT_EQ(way(hopper, 4096, 2), (SkinnyWay{SkinnyUnit::wgmma, 2, 64}));   // 128 CTAs
+  EXPECT_EQ(way(hopper, 4096, 4), (SkinnyWay{SkinnyUnit::wgmma, 4, 128}));  // would be 256
+  EXPECT_EQ(way(hopper, 6144, 2), (SkinnyWay{SkinnyUnit::wgmma, 2, 128}));  // would be 192
+  EXPECT_EQ(way(hopper, 132 * 64, 1), (SkinnyWay{SkinnyUnit::wgmma, 1, 64}));
+  EXPECT_EQ(way(hopper, 132 * 64 + 1, 1), (SkinnyWay{SkinnyUnit::wgmma, 1, 128}));
+  EXPECT_EQ(way(hopper, 2048, 2, true), (SkinnyWay{SkinnyUnit::wgmma, 2, 128}));
+  EXPECT_EQ(way(older, 4096, 1), (SkinnyWay{SkinnyUnit::mma, 1, 0}));
+}
+
+// First the split that a product has that nobody has timed.
+TEST(SkinnyGemmFind, FirstTheSplitThatFillsTheDevice) {
+  if (skinny_device().multiprocessors != 132 || skinny_device().wgmma_rows == 0)
+    GTEST_SKIP() << "another device";
+  EXPECT_EQ(find_skinny(1, 4096, 4096)[0], 2);
+  EXPECT_EQ(find_skinny(1, 4096, 14336)[0], 2);
+  EXPECT_EQ(find_skinny(1, 28672, 4096)[0], 1);
+  EXPECT_EQ(find_skinny(1, 14336, 4096, true)[0], 1);
+  EXPECT_EQ(find_skinny(1, 128256, 4096)[0], 1);
 }
 
 }  // namespace

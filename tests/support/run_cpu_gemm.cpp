@@ -22,7 +22,10 @@ std::vector<float> row_of(const void* matrix, Element e, size_t row, size_t colu
 }  // namespace
 
 SkinnyDevice skinny_device() {
-  return {.mma_rows = kMaxMmaRows, .wgmma_rows = kMaxSkinnyRows, .cluster = kMaxSkinnySplit, .num_ctas = 264};
+  return {.mma_rows = kMaxMmaRows,
+          .wgmma_rows = kMaxSkinnyRows,
+          .cluster = kMaxSkinnySplit,
+          .multiprocessors = 132};
 }
 
 void launch_skinny_way(const SkinnyGemmArgs& a, const SkinnyWay& way, cudaStream_t) {

@@ -91,12 +91,12 @@ TEST(GemmCache, RefusesOtherFiles) {
   // Whole ones of the versions before, each with the checksum of its time.
   for (const char* text :
        {"elastickv gemm cache 1\nend 1 d469b3e8fcd6e122\n", "elastickv gemm cache 2\nend 1 a1c83a4d6ee6cb0\n",
-        "elastickv gemm cache 3\nend 1 f38f01f829e7742a\n"})
+        "elastickv gemm cache 3\nend 1 f38f01f829e7742a\n", "elastickv gemm cache 4\nend 1 814779f0eca59579\n"})
     expect_refused(text, "another version");
-  EXPECT_EQ(to_text({}), "elastickv gemm cache 4\nend 1 814779f0eca59579\n");
+  EXPECT_EQ(to_text({}), "elastickv gemm cache 5\nend 1 753ff7fa2db998ed\n");
   for (const char* text :
-       {"elastickv gemm cache 4\n", "elastickv gemm cache 4\nend 1 0\n",
-        "elastickv gemm cache 4\nend 1 814779f0eca59578\n", "elastickv gemm cache 4\nend 2 814779f0eca59579\n"})
+       {"elastickv gemm cache 5\n", "elastickv gemm cache 5\nend 1 0\n",
+        "elastickv gemm cache 5\nend 1 753ff7fa2db998ec\n", "elastickv gemm cache 5\nend 2 753ff7fa2db998ed\n"})
     expect_refused(text, "cut off or changed");
 }
 

@@ -18,7 +18,7 @@
 namespace ekv {
 namespace {
 
-constexpr std::string_view kFirstLine = "elastickv gemm cache 4", kDevice = "device ";
+constexpr std::string_view kFirstLine = "elastickv gemm cache 5", kDevice = "device ";
 constexpr std::string_view kFp16 = "fp16", kBf16 = "bf16";
 constexpr const char* kBeside = ".new-";  // after it eight digits that were drawn
 constexpr size_t kMostBytes = size_t(16) << 20;

@@ -1,7 +1,7 @@
 #pragma once
 // gemm_cache.h -- which implementation of a matrix product was the fastest on which device, kept in a file.
 //
-//   elastickv gemm cache 4
+//   elastickv gemm cache 5
 //   device NVIDIA H200, driver 13000, cuBLASLt 130100
 //   6144 4096 8 6144 16 0 fp16 cublas <eight words of the algorithm, hexadecimal>
 //   4096 4096 8 4096 16 0 bf16 skinny 4

@@ -60,10 +60,6 @@ inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
 inline void cluster_barrier() { emulator::cluster_barrier(); }
 
-template <class T>
-T* shared_of(int rank, T* own) {
-  return reinterpret_cast<T*>(emulator::place_in(own, rank));
-}
 inline uint32_t shared_address(const void* p) { return emulator::address_of(p); }
 inline uint32_t cluster_address(uint32_t shared, uint32_t rank) { return emulator::address_in(shared, rank); }
 inline void mbarrier_init(uint32_t barrier, int arrivals) { emulator::init_barrier(barrier, arrivals); }
@@ -72,6 +68,7 @@ inline void mbarrier_arrive_cluster(uint32_t barrier) { emulator::arrive(barrier
 inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) { emulator::arrive(barrier, int(bytes)); }
 inline void mbarrier_wait(uint32_t barrier, uint32_t phase) { emulator::wait(barrier, phase); }
 
+inline void send16(uint32_t to, float4 v, uint32_t barrier) { emulator::send(to, v, barrier); }
 inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) { emulator::store_matrices(address, r); }
 inline void fence_proxy_async() { emulator::fence_writes(); }
 inline void tensor_load(uint32_t to, const void* map, uint32_t barrier, int c0, int c1) {
@@ -81,10 +78,6 @@ inline void tensor_load_once(uint32_t to, const void* map, uint32_t barrier, int
   emulator::load_box(to, map, barrier, {c0, c1, 0}, 0);
 }
 inline void prefetch_tensor_map(const void*) {}
-inline void tensor_load_multicast(uint32_t to, const void* map, uint32_t barrier, int c0, int c1,
-                                  uint16_t ctas) {
-  emulator::load_box(to, map, barrier, {c0, c1, 0}, ctas);
-}
 inline void tensor_load_multicast(uint32_t to, const void* map, uint32_t barrier, int c0, int c1, int c2,
                                   uint16_t ctas) {
   emulator::load_box(to, map, barrier, {c0, c1, c2}, ctas);
