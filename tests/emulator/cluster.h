@@ -1,7 +1,8 @@
 #pragma once
 // cluster.h -- a cluster of CTAs of sm_90a in plain C++, as far as kernels/tile_gemm.cuh and skinny_wgmma.cuh
 // use it: every thread is a fiber, all on one thread of the host; shared memory, mbarriers, the copy engine
-// with tensor maps and multicast, and wgmma on descriptors work by their definition in the PTX ISA.
+// with tensor maps and multicast, what is sent to another CTA, and wgmma on descriptors work by their
+// definition in the PTX ISA.
 //
 // Everything asynchronous happens at any time that the definition allows, drawn from a seed: a copy or a store
 // at once, much later, or when it is waited for; a product's operands are read when it is started or when it is
