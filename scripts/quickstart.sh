@@ -17,7 +17,7 @@ printf '\n== Starting the server on port %s\n' "$port"
 # In a session of its own: Ctrl-C reaches it once, through the trap. A second signal would cut what runs.
 setsid build/release/elastickv serve models/smollm2-135m-instruct --served-model-name smollm2 --port "$port" &
 server=$!
-trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null' EXIT
+trap 'kill "$server" 2>/dev/null || :; wait "$server" 2>/dev/null || :' EXIT
 for ((i = 0; i < 300; ++i)); do
   kill -0 "$server" 2>/dev/null || { echo "quickstart: the server ended before it was ready (messages above)" >&2; exit 1; }
   curl --noproxy '*' -sf -o /dev/null "http://127.0.0.1:$port/health" && break
