@@ -17,11 +17,7 @@ int most_rows(const SkinnyDevice& device, SkinnyUnit unit) {
   return unit == SkinnyUnit::mma ? device.mma_rows : device.wgmma_rows;
 }
 int inputs_of(SkinnyUnit unit) { return unit == SkinnyUnit::mma ? kMmaStride : kWgmmaInputs; }
-
-int most_parts(const SkinnyDevice& device, SkinnyUnit unit, int inputs) {
-  const int most = std::min(unit == SkinnyUnit::mma ? kMaxSkinnySplit : kMaxWgmmaSplit, device.cluster);
-  return std::min(most, std::max(1, inputs / inputs_of(unit)));
-}
+int most_split(SkinnyUnit unit) { return unit == SkinnyUnit::mma ? kMaxSkinnySplit : kMaxWgmmaSplit; }
 
 // The smaller one where all of its CTAs have a multiprocessor each.
 int tile_for(const SkinnyDevice& device, int outputs, int split, bool gated) {
@@ -40,7 +36,8 @@ std::vector<int> splits(const SkinnyDevice& device, SkinnyUnit unit, int rows, i
                         bool gated) {
   if (rows < 1 || rows > most_rows(device, unit) || outputs < 1 || inputs < 8 || inputs % 8 != 0) return {};
   std::vector<int> found;
-  for (int split = 1; split <= most_parts(device, unit, inputs); split *= 2) found.push_back(split);
+  const int most = std::min({most_split(unit), device.cluster, std::max(1, inputs / inputs_of(unit))});
+  for (int split = 1; split <= most; split *= 2) found.push_back(split);
   const int at_once = device.multiprocessors * (unit == SkinnyUnit::mma ? kMmaCtasPerMultiprocessor : 1);
   const auto missing = [&](int split) {
     return std::abs(ctas_of(device, unit, outputs, split, gated) - at_once);
@@ -75,10 +72,10 @@ void check_skinny(const SkinnyGemmArgs& a, const SkinnyWay& way, const SkinnyDev
   EKV_CHECK(a.inputs >= 8 && a.inputs % 8 == 0, "inputs must be a multiple of 8");
   EKV_CHECK(a.out_stride >= a.outputs, "rows of y overlap");
   EKV_CHECK(a.element != Element::fp32, "products take bf16 or fp16");
-  EKV_CHECK(a.split >= 1 && a.split <= kMaxSkinnySplit && (a.split & (a.split - 1)) == 0, "no such split");
+  EKV_CHECK(a.split >= 1 && a.split <= most_split(way.unit) && (a.split & (a.split - 1)) == 0, "no such split");
   EKV_CHECK(a.split == 1 || a.inputs >= a.split * inputs_of(way.unit), "a part without inputs");
   EKV_CHECK(!a.gated || (wgmma && !a.fp32_out), "no gated product of this kind");
-  EKV_CHECK(way.split == a.split && (!wgmma || a.split <= kMaxWgmmaSplit), "no such way");
+  EKV_CHECK(way.split == a.split, "no such way");
   EKV_CHECK(!wgmma || way.tile == kWgmmaOutputs || (way.tile == kHalfWgmmaOutputs && !a.gated), "no such tile");
   EKV_CHECK(a.split <= device.cluster, "the device has no such clusters; find_skinny tells at start-up");
 }

@@ -9,8 +9,8 @@
 // How CTAs lie on the device decides how much of W that is. Of a layer's four products and three norms at one
 // row, where reading W and nothing else takes 104 us (H200, `kernel_gemm_bench chain`):
 //
-// * A CTA has a multiprocessor for itself and so the longest ring: 0.4 to 0.75 of what it reads of the smaller
-//   matrices is under way or there when the kernel ahead ends. With two on each, of which one belongs to the
+// * A CTA has a multiprocessor for itself and so the longest ring: 0.2 to 0.7 of what it reads of QKV and
+//   output is under way or there when the kernel ahead ends. With two on each, of which one belongs to the
 //   next product, that one takes bandwidth when this one needs it: 125 us.
 // * Where 64 rows make no more CTAs than there are multiprocessors, that is the tile: as many CTAs in every
 //   product, so that each starts where one ends, all at the same time. With half as many, the ones that find a
